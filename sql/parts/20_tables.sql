@@ -29,7 +29,8 @@ CREATE TABLE idemq.queues (
 	rate_burst         int,
 	group_rate_burst   int,
 	max_hold_back      interval NOT NULL DEFAULT '1 h',
-	max_unfinished     int
+	max_unfinished     int,
+	group_max_unfinished int
 );
 COMMENT ON TABLE idemq.queues IS 'one row per queue, with its settings; use idemq.alter_queue to change them';
 COMMENT ON COLUMN idemq.queues.queue_id IS 'numeric id of the queue, as used in idemq.jobs';
@@ -58,6 +59,7 @@ COMMENT ON COLUMN idemq.queues.rate_burst IS 'size of the bucket for rate_limit,
 COMMENT ON COLUMN idemq.queues.group_rate_burst IS 'size of the bucket for group_rate_limit, which refills at a constant rate (GCRA). NULL means that group_rate_limit applies to every window of length group_rate_period.';
 COMMENT ON COLUMN idemq.queues.max_hold_back IS 'maximum duration of a hold (idemq.hold_back), counted from its beginning even if it is extended; 0 forbids holds';
 COMMENT ON COLUMN idemq.queues.max_unfinished IS 'maximum number of unfinished jobs (blocked, pending, running and retrying); an enqueue that would exceed it raises IQ007; NULL means no limit';
+COMMENT ON COLUMN idemq.queues.group_max_unfinished IS 'maximum number of unfinished jobs of one group; an enqueue that would exceed it raises IQ007; NULL means no limit';
 COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue is paused with idemq.pause, so that no jobs can be claimed';
 COMMENT ON COLUMN idemq.queues.paused_until IS 'when a paused queue resumes automatically; NULL means that the queue stays paused until idemq.resume is called';
 COMMENT ON COLUMN idemq.queues.created_at IS 'when the queue was created';

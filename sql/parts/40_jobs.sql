@@ -40,7 +40,7 @@ $sql$;
 	PERFORM pg_catalog.set_config('default_toast_compression', before, true);
 END $do$;
 COMMENT ON FUNCTION idemq.enqueue(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean, text, interval, bigint[], text)
-	IS 'Add a job. Returns the job''s id and the outcome accepted. If the key is in use, returns the id, status and result of the existing job and the outcome duplicate. Raises IQ007 if the queue is full (max_unfinished). Requires enqueue.
+	IS 'Add a job. Returns the job''s id and the outcome accepted. If the key is in use, returns the id, status and result of the existing job and the outcome duplicate. Raises IQ007 if the queue (max_unfinished) or the group (group_max_unfinished) is full. Requires enqueue.
 - key: up to 1,024 bytes. A call waits for any open transaction that uses the same key. With nowait, it returns locked without an id instead of waiting.
 - key_ttl: time after this call at which the key of the finished job becomes free, used instead of the queue''s idempotency_window
 - on_duplicate: keep raises IQ003 if the payload or kind differs, ignore does not compare them, and error raises IQ004

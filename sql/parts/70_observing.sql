@@ -231,19 +231,19 @@ COMMENT ON FUNCTION idemq.recount()
 
 CREATE FUNCTION idemq_internal.memory_usage()
 	RETURNS TABLE (resource text, used bigint, size bigint, refused bigint)
-	ROWS 5 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_memory_usage';
-COMMENT ON FUNCTION idemq_internal.memory_usage() IS 'Return the five rows of idemq.memory, one per table.';
+	ROWS 6 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_memory_usage';
+COMMENT ON FUNCTION idemq_internal.memory_usage() IS 'Return the six rows of idemq.memory, one per table.';
 
 CREATE VIEW idemq.memory AS SELECT resource, used, size, refused FROM idemq_internal.memory_usage();
-COMMENT ON VIEW idemq.memory IS 'one row per table in shared memory, for the whole server. The tables are leases (idemq.max_leases), this database''s share of them (idemq.max_leases_per_database), buckets (idemq.max_buckets), queues (idemq.max_queues) and groups (those whose next job may be due).';
+COMMENT ON VIEW idemq.memory IS 'one row per table in shared memory, for the whole server. The tables are leases (idemq.max_leases), this database''s share of them (idemq.max_leases_per_database), buckets (idemq.max_buckets), queues (idemq.max_queues), groups (those whose next job may be due) and group room (groups with group_max_unfinished into which open transactions have enqueued; as many as idemq.max_buckets).';
 COMMENT ON COLUMN idemq.memory.resource IS 'name of the table';
 COMMENT ON COLUMN idemq.memory.used IS 'number of entries in use';
 COMMENT ON COLUMN idemq.memory.size IS 'maximum number of entries';
-COMMENT ON COLUMN idemq.memory.refused IS 'number of times since the server started that an entry did not fit. idemq works without such an entry, but more slowly.';
+COMMENT ON COLUMN idemq.memory.refused IS 'number of times since the server started that an entry did not fit. idemq works without such an entry, but more slowly, except that calls which need an entry of queues or group room raise 53400.';
 
 CREATE FUNCTION idemq_internal.server_counts()
 	RETURNS TABLE (name text, value bigint)
-	ROWS 12 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_server_counts';
+	ROWS 13 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_server_counts';
 COMMENT ON FUNCTION idemq_internal.server_counts() IS 'Return the rows of idemq.admissions, idemq.once_calls and idemq.publish_calls, one per counter of the whole server.';
 
 CREATE VIEW idemq.admissions AS

@@ -113,7 +113,7 @@ idemq_enqueue_add(JobsTable *table, JobsBatch *batch, const QueueInfo *queue, Jo
 	}
 	else
 	{
-		full = !idemq_room_for_rule(queue, rule.when_full);
+		full = !idemq_room_for_new_job(table, queue, columns, rule.when_full);
 		if (full && rule.when_full == FULL_SKIPS)
 		{
 			*answer = (EnqueueAnswer){.outcome = OUTCOME_LOCKED, .full = true};
@@ -273,6 +273,7 @@ SQL_FUNCTION(idemq_sql_enqueue_many)
 	NewDependencies depends; /* of each job */
 	bool waits = idemq_arg_parents(fcinfo, ARG_DEPENDS_ON, &depends);
 	ReturnSetInfo *set;
+	GroupAsks *rooms = NULL;
 	MemoryContext job_context;
 	MemoryContext old;
 	TimestampTz now;
@@ -282,6 +283,10 @@ SQL_FUNCTION(idemq_sql_enqueue_many)
 	idemq_queue_open(fcinfo, ARG_QUEUE, "queue", PRIVILEGE_ENQUEUE, AccessShareLock, &queue);
 	idemq_jobs_open(&table);
 	read_arrays(fcinfo, &arrays);
+	/* Children count when they join their group. */
+	if (!waits)
+		rooms = idemq_group_rooms_begin(&table, &queue, &arrays.options[OPTION_GROUP_KEY],
+										arrays.payloads.count);
 	set = idemq_srf_begin(fcinfo);
 	now = idemq_now();
 	batch = idemq_jobs_batch_begin(&table);
@@ -301,7 +306,11 @@ SQL_FUNCTION(idemq_sql_enqueue_many)
 		MemoryContextReset(job_context);
 		/* For all at once: of two calls that do not both fit, the first one gets its room. */
 		if (n == arrays.keyed)
+		{
 			idemq_room_for(&queue, arrays.payloads.count - n);
+			if (rooms != NULL)
+				idemq_group_rooms_for(&table, rooms, arrays.order + n, arrays.payloads.count - n);
+		}
 		idemq_check_document("payload", arrays.payloads.values[i], 0);
 		idemq_new_job(&columns, &queue, now, arrays.payloads.values[i]);
 		job_set(&columns, COL_ID, Int64GetDatum(arrays.ids[i]));
@@ -318,6 +327,8 @@ SQL_FUNCTION(idemq_sql_enqueue_many)
 		idemq_enqueue_add(&table, batch, &queue, &columns, rule, wait, &answer);
 		if (waits && answer.outcome == OUTCOME_ACCEPTED)
 			idemq_new_child_add(&table, &queue, answer.id, &depends);
+		if (rooms != NULL && answer.outcome == OUTCOME_ACCEPTED)
+			idemq_group_rooms_accepted(rooms, i);
 		of_others |= is_of_others(&answer);
 		values[0] = Int32GetDatum(i + 1);
 		fill_answer(&answer, values + 1, nulls + 1);
@@ -325,6 +336,8 @@ SQL_FUNCTION(idemq_sql_enqueue_many)
 	}
 	MemoryContextSwitchTo(old);
 	idemq_jobs_batch_end(batch);
+	if (rooms != NULL)
+		idemq_group_rooms_end(rooms);
 	idemq_jobs_close(&table);
 	if (of_others)
 		idemq_sync_rep_await();

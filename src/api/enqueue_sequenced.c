@@ -174,7 +174,7 @@ SQL_FUNCTION(idemq_sql_enqueue_sequenced)
 		values[0] = columns.values[COL_ID];
 		values[1] = idemq_outcome_datum(OUTCOME_ACCEPTED);
 		idemq_jobs_open(&table);
-		idemq_room_for(&queue, 1);
+		(void) idemq_room_for_new_job(&table, &queue, &columns, FULL_RAISES);
 		values[2] = ObjectIdGetDatum(idemq_oids()->status[idemq_new_job_note(&queue, &columns)]);
 		idemq_jobs_insert(&table, &columns);
 		idemq_jobs_close(&table);

@@ -146,10 +146,21 @@ note_move(const JobVersion *before, const JobVersion *after)
 		idemq_pending_note(ACTION_ROWS, NULL, 0);
 }
 
+/* Counts a version of a row in its group, if the queue has group_max_unfinished. */
+static void
+count_in_group(const JobVersion *version, int count)
+{
+	if (version != NULL && idemq_queue_limits_groups(version->queue_id) && version->is_grouped &&
+		!version->is_finished)
+		idemq_pending_group_room_row(version->queue_id, version->group, count);
+}
+
 /* Counts a row that SQL wrote; a version is NULL when there is none. */
 static void
 count_row(const JobVersion *before, const JobVersion *after)
 {
+	count_in_group(before, -1);
+	count_in_group(after, 1);
 	if (before != NULL && after != NULL && before->queue_id == after->queue_id)
 		idemq_pending_counts_row(before->queue_id, before->status, after->status);
 	else

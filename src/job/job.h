@@ -428,8 +428,27 @@ extern JobStatus idemq_new_job_insert(JobsTable *table, const QueueInfo *queue, 
 extern bool idemq_room_try(const QueueInfo *queue, int64 jobs, int64 *taken);
 pg_noreturn extern void idemq_room_refuse(const QueueInfo *queue, int64 jobs);
 extern void idemq_room_for(const QueueInfo *queue, int64 jobs);
-extern bool idemq_room_for_rule(const QueueInfo *queue, WhenFull rule);
 extern bool idemq_room_is_there(const QueueInfo *queue, int64 jobs);
+
+/*
+ * group_room.c
+ *		Whether a queue's group_max_unfinished allows new jobs of a group.
+ */
+
+typedef struct GroupAsks GroupAsks;
+
+extern bool idemq_group_room_try(JobsTable *table, const QueueInfo *queue, const JobChange *columns,
+								 WhenFull rule, int64 *taken);
+extern void idemq_group_room_return(const QueueInfo *queue, const JobChange *columns, int64 taken);
+pg_noreturn extern void idemq_group_room_refuse(const QueueInfo *queue, const JobChange *columns);
+extern bool idemq_room_for_new_job(JobsTable *table, const QueueInfo *queue,
+								   const JobChange *columns, WhenFull rule);
+extern GroupAsks *idemq_group_rooms_begin(JobsTable *table, const QueueInfo *queue,
+										  const ArrayArg *names, int count);
+extern void idemq_group_rooms_for(JobsTable *table, GroupAsks *asks, const int *elements,
+								  int count);
+extern void idemq_group_rooms_accepted(GroupAsks *asks, int element);
+extern void idemq_group_rooms_end(GroupAsks *asks);
 
 /*
  * new_child.c

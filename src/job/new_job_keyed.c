@@ -160,47 +160,64 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const Job *job, const
 	return write;
 }
 
-/* Gives back the room that was taken for a job which is not added after all. */
-static void
-give_room_back(const QueueInfo *queue, int64 room)
-{
-	if (unlikely(room > 0))
-		idemq_pending_room_give_back(queue, room);
-}
-
 /* What an attempt to add a job with a key knows of the room for it. */
 typedef struct KeyedRoom
 {
-	int64 taken;	   /* for the job */
-	bool is_full;	   /* the job is added all the same */
-	bool looked_again; /* for a duplicate, after the queue was found to be full */
+	int64 in_queue; /* taken for the job */
+	int64 in_group;
+	bool is_full;		/* the job is added all the same */
+	bool is_group_full; /* it was the group that had no room */
+	bool looked_again;	/* for a duplicate, after the queue or the group was found to be full */
 } KeyedRoom;
+
+/* Gives back the room that was taken for a job which is not added after all. */
+static void
+give_room_back(const QueueInfo *queue, const JobChange *columns, KeyedRoom *room)
+{
+	if (unlikely(room->in_queue > 0))
+		idemq_pending_room_give_back(queue, room->in_queue);
+	if (unlikely(room->in_group > 0))
+		idemq_group_room_return(queue, columns, room->in_group);
+	room->in_queue = room->in_group = 0;
+}
 
 typedef enum KeyedStep
 {
 	KEYED_ADD,	/* there is room, or the job is added all the same */
 	KEYED_LOOK, /* for a duplicate, once more */
-	KEYED_SKIP	/* the queue is full, and the job is not added */
+	KEYED_SKIP	/* the queue or the group is full, and the job is not added */
 } KeyedStep;
 
-/* Takes room for a job whose key nobody has; raises IQ007 when the queue is full, if that is the rule. */
+/*
+ * Takes room for a job whose key nobody has; raises IQ007 when the queue or the group is full, if
+ * that is the rule.
+ */
 static KeyedStep
-take_keyed_room(JobsTable *table, const QueueInfo *queue, Datum key, const DuplicateRule *rule,
-				JobWait wait, KeyedRoom *room)
+take_keyed_room(JobsTable *table, const QueueInfo *queue, const JobChange *columns,
+				const DuplicateRule *rule, JobWait wait, KeyedRoom *room)
 {
-	if (rule->when_full == FULL_UNASKED || room->is_full || idemq_room_try(queue, 1, &room->taken))
+	if (rule->when_full == FULL_UNASKED || room->is_full)
+		return KEYED_ADD;
+	room->is_group_full = idemq_room_try(queue, 1, &room->in_queue);
+	if (room->is_group_full &&
+		idemq_group_room_try(table, queue, columns, rule->when_full, &room->in_group))
 		return KEYED_ADD;
 	if (rule->when_full == FULL_ADDS)
 	{
 		room->is_full = true;
 		return KEYED_ADD;
 	}
+	give_room_back(queue, columns, room);
 	/* A duplicate needs no room: of a transaction that is open, or has just committed. */
-	if ((wait == JOB_WAITS && idemq_jobs_await_key(table, queue->id, key)) || !room->looked_again)
+	if ((wait == JOB_WAITS &&
+		 idemq_jobs_await_key(table, queue->id, columns->values[COL_KEY])) ||
+		!room->looked_again)
 	{
 		room->looked_again = true;
 		return KEYED_LOOK;
 	}
+	if (rule->when_full == FULL_RAISES && room->is_group_full)
+		idemq_group_room_refuse(queue, columns);
 	if (rule->when_full == FULL_RAISES)
 		idemq_room_refuse(queue, 1);
 	return KEYED_SKIP;
@@ -211,8 +228,8 @@ take_keyed_room(JobsTable *table, const QueueInfo *queue, Datum key, const Dupli
  * replaces it, or has it run once more, if the rule says so.  A caller that skips is answered
  * OUTCOME_LOCKED, and nothing else, when a concurrent duplicate's transaction is open, or another
  * holds the row that would be changed.  The job gets its id here, unless the columns have it.
- * Raises IQ003, IQ004; IQ007 for a new job of a full queue; 42501 for the key of another role's
- * tick, or for a reserved one; 40001 above READ COMMITTED.
+ * Raises IQ003, IQ004; IQ007 for a new job of a full queue or group; 42501 for the key of another
+ * role's tick, or for a reserved one; 40001 above READ COMMITTED.
  */
 void
 idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns,
@@ -242,7 +259,7 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 				idemq_jobs_refresh_or_raise(table);
 			if (settle_duplicate(table, queue, &job, columns, &rule, wait, answer) != JOB_CHANGED)
 			{
-				give_room_back(queue, room.taken);
+				give_room_back(queue, columns, &room);
 				return;
 			}
 			idemq_jobs_refresh_or_raise(table);
@@ -253,10 +270,10 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 		*answer = (EnqueueAnswer){.outcome = OUTCOME_LOCKED};
 		if (!found && wait != JOB_WAITS && idemq_jobs_key_in_doubt(table, queue->id, key))
 		{
-			give_room_back(queue, room.taken);
+			give_room_back(queue, columns, &room);
 			return;
 		}
-		switch (take_keyed_room(table, queue, key, &rule, wait, &room))
+		switch (take_keyed_room(table, queue, columns, &rule, wait, &room))
 		{
 			case KEYED_ADD:
 				break;
@@ -265,7 +282,6 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 				tries = 0;
 				continue;
 			case KEYED_SKIP:
-				give_room_back(queue, room.taken);
 				answer->full = true;
 				return;
 		}
@@ -281,7 +297,7 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 
 			if (write == JOB_LOCKED)
 			{
-				give_room_back(queue, room.taken);
+				give_room_back(queue, columns, &room);
 				return;
 			}
 			if (write == JOB_CHANGED)

@@ -148,19 +148,6 @@ idemq_room_for(const QueueInfo *queue, int64 jobs)
 		idemq_room_refuse(queue, jobs);
 }
 
-/* As idemq_room_for, for one job; returns false, unless the rule is to raise, when the queue is full. */
-bool
-idemq_room_for_rule(const QueueInfo *queue, WhenFull rule)
-{
-	int64 taken = 0;
-
-	if (rule == FULL_UNASKED || idemq_room_try(queue, 1, &taken))
-		return true;
-	if (rule == FULL_RAISES)
-		idemq_room_refuse(queue, 1);
-	return false;
-}
-
 /*
  * Returns whether a queue has room for jobs now.  For a session that has joined the queue's waiters
  * for room: when it has none, or another session counts the jobs, the session is woken later.

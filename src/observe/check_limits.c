@@ -1,19 +1,26 @@
 /*
  * observe/check_limits.c
- *		The audit of what max_running counts; and which queues have no state to count in.
+ *		The audit of what max_running counts, and of room that is left over in groups of queues
+ *		with group_max_unfinished; and which queues have no state to count in.
  *
  * A queue's count is the sum over its lease entries.  Both change together, under
  * the entry's partition lock: so with all of these locks held, the two agree at any moment,
  * and no second check is needed.  The locks are held only if the two differ by a walk that
  * locks one partition at a time, and then while this database's entries are walked over.
+ *
+ * A transaction that takes room in a group has a lock on idemq.jobs from before it takes the room
+ * until after it has given it back.  So if nobody has such a lock at an instant after an entry was
+ * read, and the entry is still there later, no transaction will ever give its room back.
  */
 #include "postgres.h"
 
 #include "miscadmin.h"
+#include "storage/lock.h"
 
 #include "base/base.h"
 #include "observe/observe.h"
 #include "queue/queue.h"
+#include "shared/groups/groups.h"
 #include "shared/leases/leases.h"
 #include "shared/queue_states/queue_states.h"
 
@@ -51,6 +58,42 @@ check_limits_compare(CheckCall *call, int64 *sums, int64 *excess, bool locked)
 		agree = agree && excess[i] == 0;
 	}
 	return agree;
+}
+
+/* Checks that no room is left over in groups; see the file's header. */
+static void
+check_group_room(CheckCall *call)
+{
+	uint64 *before = palloc(idemq_max_buckets * sizeof(uint64));
+	uint64 *after = palloc(idemq_max_buckets * sizeof(uint64));
+	int nbefore = idemq_group_room_copy(before, idemq_max_buckets);
+	int writers = 0;
+	int left = 0;
+	LOCKTAG tag;
+
+	if (nbefore > 0)
+	{
+		SET_LOCKTAG_RELATION(tag, MyDatabaseId, idemq_oids()->jobs);
+		/* ShareLock conflicts with RowExclusiveLock and what writers take above it. */
+		pfree(GetLockConflicts(&tag, ShareLock, &writers));
+	}
+	if (nbefore > 0 && writers == 0)
+	{
+		int nafter = idemq_group_room_copy(after, idemq_max_buckets);
+
+		qsort(before, nbefore, sizeof(uint64), idemq_compare_int64);
+		for (int i = 0; i < nafter; i++)
+			left += bsearch(&after[i], before, nbefore, sizeof(uint64), idemq_compare_int64) !=
+					NULL;
+	}
+	if (left > 0)
+		idemq_check_report(
+			call, CHECK_ERROR, "limits.group_room",
+			"%d groups of queues with group_max_unfinished have room that no transaction holds, "
+			"so enqueues into them are refused too early: restart the server",
+			left);
+	pfree(after);
+	pfree(before);
 }
 
 /*
@@ -96,6 +139,7 @@ idemq_check_limits(CheckCall *call)
 				"server",
 				queue.name, (long long) excess[i]);
 	}
+	check_group_room(call);
 	pfree(excess);
 	pfree(sums);
 }

@@ -216,6 +216,7 @@ SQL_FUNCTION(idemq_sql_memory_usage)
 				  {"leases of this database", idemq_leases_usage_mine()},
 				  {"buckets", idemq_buckets_usage()},
 				  {"groups", idemq_groups_usage()},
+				  {"group room", idemq_group_room_usage()},
 				  {"queues", idemq_qstates_usage()}};
 	ReturnSetInfo *set = idemq_srf_begin(fcinfo);
 

@@ -52,7 +52,8 @@ typedef char QueueName[IDEMQ_MAX_QUEUE_NAME + 1];
 	SETTING(rate_burst, LIMIT, 1, PG_INT32_MAX)      /* 0: rate_limit is exact (base/rates.c) */   \
 	SETTING(group_rate_burst, LIMIT, 1, PG_INT32_MAX)                                              \
 	SETTING(max_hold_back, INTERVAL, 0, 0)           /* 0: no worker may hold jobs back */ \
-	SETTING(max_unfinished, LIMIT, 1, PG_INT32_MAX)  /* jobs that have not finished */
+	SETTING(max_unfinished, LIMIT, 1, PG_INT32_MAX)  /* jobs that have not finished */             \
+	SETTING(group_max_unfinished, LIMIT, 1, 10000)   /* the same, in each group */
 
 /* The kinds, and what each is in QueueInfo. */
 #define SETTING_TYPE_INTERVAL int64
@@ -144,6 +145,20 @@ extern uint64 idemq_queue_cache_roles(void);
 extern void idemq_queue_cache_changed(int32 id);
 extern void idemq_queue_cache_forget(int32 id);
 extern uint64 idemq_queue_cache_version(void);
+extern bool idemq_queue_cache_limits_groups(int32 id);
+
+/* Whether any queue that this session knows has group_max_unfinished. */
+extern bool idemq_any_limits_groups;
+
+/*
+ * Returns whether a queue has group_max_unfinished, as far as this session knows; reads no row, and
+ * costs one comparison where no queue has it.
+ */
+static inline bool
+idemq_queue_limits_groups(int32 id)
+{
+	return unlikely(idemq_any_limits_groups) && idemq_queue_cache_limits_groups(id);
+}
 
 /*
  * queue_state_life.c

@@ -100,6 +100,7 @@ static int nchanging = 0;
 static CommandId changing_in = InvalidCommandId;
 /* Moves when roles change. */
 static uint64 roles = 1;
+bool idemq_any_limits_groups = false;
 /* The tables, and the sequence of queue ids, as the callback needs them without a lookup. */
 static Oid queues_relid = InvalidOid;
 static Oid grants_relid = InvalidOid;
@@ -125,6 +126,7 @@ follow_invalidations(void)
 		cache_context =
 			AllocSetContextCreate(TopMemoryContext, "idemq queues", ALLOCSET_SMALL_SIZES);
 	cache = queue_cache_names = NULL;
+	idemq_any_limits_groups = false;
 	MemoryContextReset(cache_context);
 	listed = NULL;
 	listed_at = 0;
@@ -185,6 +187,7 @@ read_rows(int32 id)
 		info.qstate = cached->info.qstate;
 		cached->info = info;
 		cached->exists = true;
+		idemq_any_limits_groups |= info.group_max_unfinished > 0;
 		((CachedName *) hash_search(queue_cache_names, info.name, HASH_ENTER, NULL))->queue =
 			cached;
 	}
@@ -370,6 +373,15 @@ uint64
 idemq_queue_cache_version(void)
 {
 	return reset_at + idemq_version_of_all();
+}
+
+/* Returns whether a queue has group_max_unfinished, by what was last read of it. */
+bool
+idemq_queue_cache_limits_groups(int32 id)
+{
+	const CachedQueue *cached = cache == NULL ? NULL : hash_search(cache, &id, HASH_FIND, NULL);
+
+	return cached != NULL && cached->exists && cached->info.group_max_unfinished > 0;
 }
 
 /*

@@ -7,14 +7,20 @@
  * the order of their ids.  So the first row that a snapshot sees says whether the
  * group has a head, or else which job is next, however many are blocked.  Of a group
  * that may have several running jobs (job/permits.c) those with a ready_at are scanned.
+ *
+ * For group_max_unfinished the jobs of a group are counted.  Like an index-only scan, the count reads
+ * no row whose page is all-visible.
  */
 #include "postgres.h"
 
 #include "access/genam.h"
 #include "access/stratnum.h"
 #include "access/tableam.h"
+#include "access/visibilitymap.h"
 #include "catalog/pg_collation.h"
 #include "executor/tuptable.h"
+#include "miscadmin.h"
+#include "storage/bufmgr.h"
 #include "utils/fmgroids.h"
 
 #include "base/compat.h"
@@ -146,4 +152,38 @@ idemq_jobs_group_scan_next(JobsTable *table, Job *job)
 	if (found)
 		idemq_jobs_decode(table->row, job);
 	return found;
+}
+
+/* Counts the unfinished jobs of a group that a snapshot shows, as many as most. */
+int64
+idemq_jobs_group_count(JobsTable *table, int32 queue_id, Datum name, Snapshot snapshot, int64 most)
+{
+	MemoryContext old = MemoryContextSwitchTo(table->context);
+	Relation index = index_open(idemq_jobs_index(table->rel, INDEX_GROUP), RowExclusiveLock);
+	TupleTableSlot *row = table_slot_create(table->rel, NULL);
+	Buffer visible = InvalidBuffer;
+	ScanKeyData keys[2];
+	IndexScanDesc scan;
+	ItemPointer tid;
+	int64 count = 0;
+
+	name_keys(keys, queue_id, name);
+	scan = compat_index_beginscan(table->rel, index, snapshot, lengthof(keys));
+	/* Keeps the index page pinned: VACUUM, which sets pages all-visible, removes no entry of it. */
+	scan->xs_want_itup = true;
+	index_rescan(scan, keys, lengthof(keys), NULL, 0);
+	while (count < most && (tid = index_getnext_tid(scan, ForwardScanDirection)) != NULL)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (VM_ALL_VISIBLE(table->rel, ItemPointerGetBlockNumber(tid), &visible) ||
+			index_fetch_heap(scan, row))
+			count++;
+	}
+	if (BufferIsValid(visible))
+		ReleaseBuffer(visible);
+	index_endscan(scan);
+	ExecDropSingleTupleTableSlot(row);
+	idemq_jobs_index_close(table, index);
+	MemoryContextSwitchTo(old);
+	return count;
 }

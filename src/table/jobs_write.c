@@ -16,8 +16,8 @@
  *						SQL (table/jobs_sql.c).
  *   user's indexes		table/jobs_index.c maintains all that the table has.
  *
- * Each row that is written here is noted in the queue's gauges; the row trigger
- * notes those that SQL writes.
+ * Each row that is written here is noted in the queue's gauges, and in its group if the queue has
+ * group_max_unfinished; the row trigger notes those that SQL writes.
  *
  * Each write has the table keep its lock, whatever becomes of it.
  *
@@ -135,6 +135,36 @@ fill_new_row(JobsTable *table, const Job *job, const JobChange *change)
 	ExecStoreVirtualTuple(new_row);
 }
 
+/* Returns whether a status and a group are those of a job that group_max_unfinished counts. */
+static bool
+counts_in_group(JobStatus status, bool has_group)
+{
+	return has_group && !job_status_is_finished(status);
+}
+
+/* Notes a change of a job in a queue with group_max_unfinished. */
+static void
+count_update_in_group(const Job *job, const JobChange *change)
+{
+	bool new_group = (change->set & COLUMN_BIT(COL_GROUP_KEY)) != 0;
+	JobStatus status = (change->set & COLUMN_BIT(COL_STATUS)) == 0
+						   ? job->status
+						   : idemq_status_from_oid(DatumGetObjectId(change->values[COL_STATUS]));
+	bool before = counts_in_group(job->status, job_has(job, COL_GROUP_KEY));
+	bool after = counts_in_group(status, new_group ? !change->isnull[COL_GROUP_KEY]
+												   : job_has(job, COL_GROUP_KEY));
+
+	if (before == after && !new_group)
+		return;
+	if (before)
+		idemq_pending_group_room_row(job->queue_id, job_value(job, COL_GROUP_KEY), -1);
+	if (after)
+		idemq_pending_group_room_row(job->queue_id,
+									 new_group ? change->values[COL_GROUP_KEY]
+											   : job_value(job, COL_GROUP_KEY),
+									 1);
+}
+
 /*
  * Writes a new version of a fetched row.  An update of no indexed column is a
  * HOT update, without any lock record unless the row had to be locked first.
@@ -173,6 +203,8 @@ idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change, Job
 		idemq_pending_counts_row(job->queue_id, job->status,
 								 idemq_status_from_oid(
 									 DatumGetObjectId(change->values[COL_STATUS])));
+	if (result == TM_Ok && idemq_queue_limits_groups(job->queue_id))
+		count_update_in_group(job, change);
 	return write_result(result);
 }
 
@@ -212,6 +244,9 @@ idemq_jobs_delete(JobsTable *table, const Job *job)
 	}
 	if (result == TM_Ok)
 		idemq_pending_counts_row(job->queue_id, job->status, NO_ROW);
+	if (result == TM_Ok && idemq_queue_limits_groups(job->queue_id) &&
+		counts_in_group(job->status, job_has(job, COL_GROUP_KEY)))
+		idemq_pending_group_room_row(job->queue_id, job_value(job, COL_GROUP_KEY), -1);
 	return write_result(result);
 }
 
@@ -232,11 +267,17 @@ idemq_jobs_fill_row(JobsTable *table, JobChange *columns)
 	ExecStoreVirtualTuple(new_row);
 }
 
+/* Notes a row that was inserted. */
 void
 idemq_jobs_count_new(const TupleTableSlot *row)
 {
-	idemq_pending_counts_row(DatumGetInt32(row->tts_values[COL_QUEUE_ID]), NO_ROW,
-							 idemq_status_from_oid(DatumGetObjectId(row->tts_values[COL_STATUS])));
+	int32 queue_id = DatumGetInt32(row->tts_values[COL_QUEUE_ID]);
+	JobStatus status = idemq_status_from_oid(DatumGetObjectId(row->tts_values[COL_STATUS]));
+
+	idemq_pending_counts_row(queue_id, NO_ROW, status);
+	if (idemq_queue_limits_groups(queue_id) &&
+		counts_in_group(status, !row->tts_isnull[COL_GROUP_KEY]))
+		idemq_pending_group_room_row(queue_id, row->tts_values[COL_GROUP_KEY], 1);
 }
 
 /* Inserts a row; columns that are not set are NULL. */

@@ -754,6 +754,8 @@ extern bool idemq_jobs_group_blocked(JobsTable *table, int32 queue_id, Datum nam
 extern void idemq_jobs_group_scan_begin(JobsTable *table, int32 queue_id, Datum name,
 										TimestampTz from, TimestampTz until);
 extern bool idemq_jobs_group_scan_next(JobsTable *table, Job *job);
+extern int64 idemq_jobs_group_count(JobsTable *table, int32 queue_id, Datum name, Snapshot snapshot,
+									int64 most);
 extern bool idemq_jobs_group_next(JobsTable *table, int32 queue_id, const Datum *name, Job *job);
 
 /*

@@ -9,7 +9,7 @@
  *						room: take it for jobs that were added without asking
  *		COMMIT			settings and holds: move versions
  *						groups: mark, leave commit windows, give back owned ones
- *						counts: add; room: count the jobs, give it back
+ *						counts: add; room: count the jobs, give it back; room in groups: give it back
  *						actions: count transferred entries, then follow all in order
  *						ready keys: lower scan starts, wake
  *						forget all, let kept-away workers back
@@ -17,13 +17,13 @@
  *						counts: end a count of jobs that is under way
  *						actions: undo, the last first
  *						ready keys: lower scan starts, wake; drop, with what was counted
- *						room: give it back
+ *						room, also in groups: give it back
  *						forget all, leave commit windows, let kept-away workers back
  *		PRE_PREPARE		actions: raise an error for what cannot be prepared
  *		PREPARE			counts: end a count of jobs that is under way
  *						actions: drop the entries of attempts that the transaction ends
  *						forget all, let kept-away workers back
- *		sub COMMIT		ready keys and counts: give to the parent
+ *		sub COMMIT		ready keys, counts and room: give to the parent
  *		sub ABORT		as ABORT, of this subtransaction and its children; forget nothing
  *
  * Versions come first: a session that promotes the next job of a group, which this transaction has
@@ -61,6 +61,7 @@ forget(void)
 	idemq_pending_groups_forget();
 	idemq_pending_forget();
 	idemq_pending_queues_forget();
+	idemq_pending_group_room_forget();
 	idemq_pending_away_let_back();
 }
 
@@ -75,6 +76,7 @@ undo_from(SubTransactionId from)
 	idemq_pending_undo(from);
 	idemq_jitter();
 	idemq_pending_queues_undo(from);
+	idemq_pending_group_room_undo(from);
 }
 
 static void
@@ -87,6 +89,7 @@ at_end(XactEvent event, void *arg)
 			idemq_jitter();
 			idemq_pending_groups_apply();
 			idemq_pending_counts_apply();
+			idemq_pending_group_room_apply();
 			idemq_jitter();
 			idemq_pending_apply();
 			idemq_jitter();
@@ -123,7 +126,10 @@ static void
 at_sub_end(SubXactEvent event, SubTransactionId subid, SubTransactionId parent, void *arg)
 {
 	if (event == SUBXACT_EVENT_COMMIT_SUB)
+	{
 		idemq_pending_queues_release(subid, parent);
+		idemq_pending_group_room_release(subid, parent);
+	}
 	else if (event == SUBXACT_EVENT_ABORT_SUB)
 		undo_from(subid);
 }

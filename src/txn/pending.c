@@ -18,8 +18,8 @@
  *
  * PREPARE TRANSACTION: from then on no session owns the transaction, so what only a
  * session could answer for is refused: a claim (unless it is the attempt's end as well), a
- * promotion, the end of an attempt where max_running counts, an enqueue where max_unfinished
- * counts, and a drop of what memory knows.  The entries of attempts that the transaction ends are removed; its row locks alone
+ * promotion, the end of an attempt where max_running counts, an enqueue where max_unfinished or
+ * group_max_unfinished counts, and a drop of what memory knows.  The entries of attempts that the transaction ends are removed; its row locks alone
  * keep others off, and a claimer that meets such a row does not pass it.  When it ends, the
  * utility hook (hooks/utility.c) unsets the scan starts and asks for recovery.
  *
@@ -645,6 +645,10 @@ idemq_pending_before_prepare(void)
 		refuse_prepare("has added jobs to a queue with max_unfinished",
 					   "Commit in one phase, or remove the limit with SELECT "
 					   "idemq.alter_queue('...', max_unfinished => 0).");
+	if (idemq_pending_group_room_any())
+		refuse_prepare("has added jobs to a group of a queue with group_max_unfinished",
+					   "Use COMMIT instead of PREPARE TRANSACTION, or remove the limit with SELECT "
+					   "idemq.alter_queue('...', group_max_unfinished => 0).");
 	for (int i = 0; i < nactions; i++)
 	{
 		const Action *action = &actions[i];

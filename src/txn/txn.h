@@ -140,6 +140,22 @@ extern void idemq_pending_groups_undo(SubTransactionId from);
 extern void idemq_pending_groups_forget(void);
 
 /*
+ * pending_group_room.c
+ *		What this transaction does to the groups of queues with group_max_unfinished.
+ */
+
+extern void idemq_pending_group_room_row(int32 queue_id, Datum name, int count);
+extern int64 idemq_pending_group_room_lacks(const GroupRoomKey *key, int64 jobs);
+extern bool idemq_pending_group_room_take(const QueueState *qstate, const GroupRoomKey *key,
+										  int64 jobs, int64 *sum);
+extern void idemq_pending_group_room_give_back(const GroupRoomKey *key, int64 jobs);
+extern bool idemq_pending_group_room_any(void);
+extern void idemq_pending_group_room_apply(void);
+extern void idemq_pending_group_room_release(SubTransactionId subid, SubTransactionId parent);
+extern void idemq_pending_group_room_undo(SubTransactionId from);
+extern void idemq_pending_group_room_forget(void);
+
+/*
  * pending_commit_window.c
  *		The commit windows of groups that this transaction is in.
  */

@@ -129,10 +129,11 @@ typedef enum ServerCount
 	COUNT_FULL_LEASES,
 	COUNT_FULL_BUCKETS,
 	COUNT_FULL_GROUPS,
-	COUNT_FULL_QUEUES
+	COUNT_FULL_QUEUES,
+	COUNT_FULL_GROUP_ROOM
 } ServerCount;
 
-#define SERVER_COUNTS (COUNT_FULL_QUEUES + 1)
+#define SERVER_COUNTS (COUNT_FULL_GROUP_ROOM + 1)
 
 extern const char *const idemq_server_count_names[];
 extern const ShmemPart idemq_server_counts_part;

@@ -31,9 +31,9 @@
 #define TABLES (SERVER_COUNTS - COUNT_FULL_LEASES)
 
 const char *const idemq_server_count_names[] = {
-	"once_first",	   "once_repeated",	  "publish_calls",	"publish_jobs",
-	"publish_skipped", "admit_allowed",	  "admit_refused",	"admit_shared",
-	"leases_refused",  "buckets_refused", "groups_refused", "queues_refused",
+	"once_first",	  "once_repeated",	"publish_calls",	  "publish_jobs",	"publish_skipped",
+	"admit_allowed",  "admit_refused",	"admit_shared",		  "leases_refused", "buckets_refused",
+	"groups_refused", "queues_refused", "group_room_refused",
 };
 
 StaticAssertDecl(lengthof(idemq_server_count_names) == SERVER_COUNTS, "each count has a name");

@@ -204,6 +204,27 @@ extern void idemq_groups_want_scan(const QueueState *qstate, int32 queue_id, uin
 								   bool later);
 
 /*
+ * group_room.c
+ *		The room that open transactions have taken in groups of queues with group_max_unfinished.
+ */
+
+/* A group: compared and hashed as bytes. */
+typedef struct GroupRoomKey
+{
+	Oid database;
+	int32 queue_id;
+	uint64 name[2]; /* a keyed hash of the name */
+} GroupRoomKey;
+
+extern const ShmemPart idemq_group_room_part;
+extern void idemq_group_room_key(GroupRoomKey *key, int32 queue_id, Datum name);
+extern bool idemq_group_room_take(const QueueState *qstate, const GroupRoomKey *key, int64 jobs,
+								  int64 *sum);
+extern void idemq_group_room_give_back(const GroupRoomKey *key, int64 jobs);
+extern int idemq_group_room_copy(uint64 *serials, int max);
+extern TableUsage idemq_group_room_usage(void);
+
+/*
  * promote_pass.c
  *		Passes of promotion by the background worker.
  */

@@ -163,12 +163,12 @@ CREATE FUNCTION idemq_internal.check_kind(name text, value text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_internal_check_kind';
 CREATE FUNCTION idemq_internal.check_kind(kind text) RETURNS void
 SQL
-	'sql/parts/20_tables.sql' => [ [ "max_unfinished     int\n)", "max_unfinished     int,\n\tmax_trace          int\n)" ],
+	'sql/parts/20_tables.sql' => [ [ "group_max_unfinished int\n)", "group_max_unfinished int,\n\tmax_trace          int\n)" ],
 		[ "\tpayload      jsonb NOT NULL,\n\tPRIMARY KEY (id)\n", "\tpayload      jsonb NOT NULL,\n\ttrace        text,\n\tPRIMARY KEY (id)\n" ] ],
-	'sql/parts/30_queues.sql' => [ [ "max_unfinished int DEFAULT NULL)\n\tRETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_create_queue';",
-			"max_unfinished int DEFAULT NULL,\n\tmax_trace int DEFAULT NULL)\n\tRETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_create_queue';" ],
-		[ "max_unfinished int DEFAULT NULL)\n\tRETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_alter_queue';",
-			"max_unfinished int DEFAULT NULL,\n\tmax_trace int DEFAULT NULL)\n\tRETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_alter_queue';" ] ],
+	'sql/parts/30_queues.sql' => [ [ "group_max_unfinished int DEFAULT NULL)\n\tRETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_create_queue';",
+			"group_max_unfinished int DEFAULT NULL,\n\tmax_trace int DEFAULT NULL)\n\tRETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_create_queue';" ],
+		[ "group_max_unfinished int DEFAULT NULL)\n\tRETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_alter_queue';",
+			"group_max_unfinished int DEFAULT NULL,\n\tmax_trace int DEFAULT NULL)\n\tRETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_alter_queue';" ] ],
 	'sql/parts/40_jobs.sql' => [ [ "on_parent_failure text DEFAULT 'cancel')\n\tRETURNS idemq.enqueue_result\n\tLANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_enqueue'\n",
 			"on_parent_failure text DEFAULT 'cancel', trace text DEFAULT NULL)\n\tRETURNS idemq.enqueue_result\n\tLANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_enqueue'\n" ],
 		[ "FUNCTION idemq.enqueue(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean, text, interval, bigint[], text)",

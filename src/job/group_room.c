@@ -1,0 +1,383 @@
+/*
+ * job/group_room.c
+ *		Whether a queue's group_max_unfinished allows new jobs of a group.
+ *
+ * shared/groups/group_room.c says why the limit holds.  What is here takes room for the jobs before
+ * their rows are written, counts the group through the index jobs_group, at most one entry beyond the
+ * limit, under a snapshot that is younger than the room, and raises IQ007.
+ *
+ * Never refused, and never asking: the same jobs as for max_unfinished (job/room.c), and children
+ * that wait for their parents, which count from the time when they join their group.  Jobs without a
+ * group, and those of the group without a name (job/permits.c), have no limit.
+ *
+ * Nobody waits here for another session.
+ */
+#include "postgres.h"
+
+#include "mb/pg_wchar.h"
+#include "utils/builtins.h"
+#include "utils/snapmgr.h"
+
+#include "base/base.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "shared/groups/groups.h"
+#include "table/table.h"
+#include "txn/txn.h"
+
+/* Bytes of a group's name in a message. */
+#define SHOWN_NAME 100
+
+/* What a call asks for in one group. */
+typedef struct GroupAsk
+{
+	Datum name;
+	GroupRoomKey key;
+	int64 jobs;
+	int64 taken; /* room that was taken for them */
+	int64 sum;	 /* room that all open transactions had there, these jobs included */
+} GroupAsk;
+
+/* What enqueue_many asks for: in each group, and of which group each job is. */
+struct GroupAsks
+{
+	const QueueInfo *queue;
+	int count;
+	GroupAsk *groups;
+	int *group_of;	 /* by element; -1: no group that has a limit */
+	int64 *accepted; /* by group */
+};
+
+/* Returns a copy of a group's name as messages show it. */
+static char *
+shown_name(Datum name)
+{
+	char *shown = TextDatumGetCString(name);
+
+	shown[pg_mbcliplen(shown, (int) strlen(shown), SHOWN_NAME)] = '\0';
+	return shown;
+}
+
+/* Raises IQ007 for jobs that a full group has no room for. */
+pg_noreturn static void
+refuse_jobs(const QueueInfo *queue, Datum name, int64 jobs)
+{
+	char *shown = shown_name(name);
+
+	if (jobs > queue->group_max_unfinished)
+		ereport(ERROR, errcode(ERRCODE_IDEMQ_QUEUE_FULL),
+				errmsg("cannot add %lld jobs to a group of queue \"%s\", because its "
+					   "group_max_unfinished is %d",
+					   (long long) jobs, queue->name, queue->group_max_unfinished),
+				errhint("Add fewer jobs of group \"%s\" in one transaction, or raise "
+						"group_max_unfinished with idemq.alter_queue.",
+						shown));
+	ereport(
+		ERROR, errcode(ERRCODE_IDEMQ_QUEUE_FULL),
+		errmsg("a group of queue \"%s\" is full", queue->name),
+		errdetail_plural("The queue's group_max_unfinished is %d, which leaves no room for %lld "
+						 "more job of the group. Jobs that open transactions have enqueued count.",
+						 "The queue's group_max_unfinished is %d, which leaves no room for %lld "
+						 "more jobs of the group. Jobs that open transactions have enqueued count.",
+						 (unsigned long) jobs, queue->group_max_unfinished, (long long) jobs),
+		errhint("Enqueue again when jobs of group \"%s\" have finished, or raise "
+				"group_max_unfinished with idemq.alter_queue.",
+				shown));
+}
+
+pg_noreturn static void
+refuse_table_full(const QueueInfo *queue)
+{
+	ereport(ERROR, errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+			errmsg("cannot enqueue into another group of queue \"%s\"", queue->name),
+			errdetail(
+				"The queue has group_max_unfinished, and open transactions have enqueued into "
+				"as many groups as shared memory has room for. One queue can use half of "
+				"that room."),
+			errhint("Enqueue into fewer groups in one transaction, or raise idemq.max_buckets and "
+					"restart the server."));
+}
+
+/*
+ * Takes the room that this transaction lacks for jobs of a group.  Returns false when shared memory has no room
+ * for another group.
+ */
+static bool
+ask_take(const QueueInfo *queue, GroupAsk *ask)
+{
+	int64 lacks = idemq_pending_group_room_lacks(&ask->key, ask->jobs);
+
+	ask->taken = 0;
+	if (lacks == 0)
+		return true;
+	if (!idemq_pending_group_room_take(queue->qstate, &ask->key, lacks, &ask->sum))
+		return false;
+	ask->taken = lacks;
+	return true;
+}
+
+/*
+ * Returns a registered snapshot that does not show what this transaction has done: that is in what
+ * it has added, or in its room.
+ */
+static Snapshot
+count_snapshot(void)
+{
+	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+
+	/* The version of a row before all commands of this transaction is the visible one. */
+	snapshot->curcid = FirstCommandId;
+	return snapshot;
+}
+
+/*
+ * Returns whether the room that was taken for a group stays within the limit; gives it back if not.
+ * snapshot: taken after the room.
+ */
+static bool
+ask_fits(JobsTable *table, const QueueInfo *queue, GroupAsk *ask, Snapshot snapshot)
+{
+	int64 left = queue->group_max_unfinished - ask->sum;
+
+	if (ask->taken == 0)
+		return true;
+	/* No more than one entry beyond what is left has to be read. */
+	if (left >= 0 &&
+		idemq_jobs_group_count(table, queue->id, ask->name, snapshot, left + 1) <= left)
+		return true;
+	idemq_pending_group_room_give_back(&ask->key, ask->taken);
+	ask->taken = 0;
+	return false;
+}
+
+/* Returns whether a new job counts towards group_max_unfinished, and sets *name to its group. */
+static bool
+is_limited(const QueueInfo *queue, const JobChange *columns, Datum *name)
+{
+	if (likely(queue->group_max_unfinished == 0) || (columns->set & COLUMN_BIT(COL_GROUP_KEY)) == 0)
+		return false;
+	*name = columns->values[COL_GROUP_KEY];
+	return VARSIZE_ANY_EXHDR(DatumGetTextPP(*name)) > 0;
+}
+
+/*
+ * Takes room for a new job in its group, before its row is written; none if the group has no limit.
+ * Adds what it takes to *taken, for idemq_group_room_return.  Returns false when the group is full.
+ * When shared memory has no room for another group, raises 53400, or returns false if the rule is not
+ * to raise.
+ */
+bool
+idemq_group_room_try(JobsTable *table, const QueueInfo *queue, const JobChange *columns,
+					 WhenFull rule, int64 *taken)
+{
+	GroupAsk ask = {.jobs = 1};
+	Snapshot snapshot;
+	bool fits;
+
+	if (!is_limited(queue, columns, &ask.name))
+		return true;
+	idemq_queue_need_qstate(queue);
+	idemq_group_room_key(&ask.key, queue->id, ask.name);
+	IDEMQ_STOP("group_room_asks");
+	if (!ask_take(queue, &ask))
+	{
+		if (rule == FULL_RAISES)
+			refuse_table_full(queue);
+		return false;
+	}
+	if (ask.taken == 0)
+		return true;
+	IDEMQ_STOP("group_room_taken");
+	snapshot = count_snapshot();
+	fits = ask_fits(table, queue, &ask, snapshot);
+	UnregisterSnapshot(snapshot);
+	*taken += ask.taken;
+	return fits;
+}
+
+/* Gives back room that was just taken for a job which is not added after all. */
+void
+idemq_group_room_return(const QueueInfo *queue, const JobChange *columns, int64 taken)
+{
+	GroupRoomKey key;
+	Datum name;
+
+	if (taken == 0 || !is_limited(queue, columns, &name))
+		return;
+	idemq_group_room_key(&key, queue->id, name);
+	idemq_pending_group_room_give_back(&key, taken);
+}
+
+/* Raises IQ007 for a new job of a full group. */
+void
+idemq_group_room_refuse(const QueueInfo *queue, const JobChange *columns)
+{
+	refuse_jobs(queue, columns->values[COL_GROUP_KEY], 1);
+}
+
+/*
+ * Takes room for a new job without a key in its queue and in its group.  Returns false, or raises
+ * IQ007 if that is the rule, when one of them is full.  A job that is added nevertheless has the room
+ * that there was.
+ */
+bool
+idemq_room_for_new_job(JobsTable *table, const QueueInfo *queue, const JobChange *columns,
+					   WhenFull rule)
+{
+	int64 in_queue = 0;
+	int64 in_group = 0;
+
+	if (rule == FULL_UNASKED)
+		return true;
+	if (!idemq_room_try(queue, 1, &in_queue))
+	{
+		if (rule == FULL_RAISES)
+			idemq_room_refuse(queue, 1);
+		return false;
+	}
+	if (idemq_group_room_try(table, queue, columns, rule, &in_group))
+		return true;
+	if (rule == FULL_RAISES)
+		idemq_group_room_refuse(queue, columns);
+	if (rule == FULL_SKIPS && in_queue > 0)
+		idemq_pending_room_give_back(queue, in_queue);
+	return false;
+}
+
+static int
+compare_names(const void *a, const void *b, void *arg)
+{
+	const ArrayArg *names = arg;
+	text *left = DatumGetTextPP(names->values[*(const int *) a]);
+	text *right = DatumGetTextPP(names->values[*(const int *) b]);
+	int shorter = Min(VARSIZE_ANY_EXHDR(left), VARSIZE_ANY_EXHDR(right));
+	int order = memcmp(VARDATA_ANY(left), VARDATA_ANY(right), shorter);
+
+	return order != 0 ? order : (int) VARSIZE_ANY_EXHDR(left) - (int) VARSIZE_ANY_EXHDR(right);
+}
+
+/* Fills the groups of the elements that have one, and how many jobs each group gets. */
+static void
+find_groups(GroupAsks *asks, const ArrayArg *names, int count)
+{
+	int *order = palloc(Max(count, 1) * sizeof(int));
+	int n = 0;
+
+	for (int i = 0; i < count; i++)
+	{
+		asks->group_of[i] = -1;
+		if (!names->nulls[i] && VARSIZE_ANY_EXHDR(DatumGetTextPP(names->values[i])) > 0)
+			order[n++] = i;
+	}
+	qsort_arg(order, n, sizeof(int), compare_names, unconstify(ArrayArg *, names));
+	for (int i = 0; i < n; i++)
+	{
+		if (i == 0 || compare_names(&order[i - 1], &order[i], unconstify(ArrayArg *, names)) != 0)
+		{
+			GroupAsk *ask = &asks->groups[asks->count++];
+
+			*ask = (GroupAsk){.name = names->values[order[i]]};
+			idemq_group_room_key(&ask->key, asks->queue->id, ask->name);
+		}
+		asks->groups[asks->count - 1].jobs++;
+		asks->group_of[order[i]] = asks->count - 1;
+	}
+	pfree(order);
+}
+
+/*
+ * Takes room for what all groups ask for, then counts all of them under one snapshot.  A group that
+ * is full is refused or, with may_fail, gets no room.
+ */
+static void
+take_all(JobsTable *table, GroupAsks *asks, bool may_fail)
+{
+	Snapshot snapshot;
+	bool any = false;
+
+	for (int i = 0; i < asks->count; i++)
+	{
+		if (!ask_take(asks->queue, &asks->groups[i]))
+			refuse_table_full(asks->queue);
+		any |= asks->groups[i].taken > 0;
+	}
+	if (!any)
+		return;
+	snapshot = count_snapshot();
+	for (int i = 0; i < asks->count; i++)
+	{
+		GroupAsk *ask = &asks->groups[i];
+
+		if (!ask_fits(table, asks->queue, ask, snapshot) && !may_fail)
+			refuse_jobs(asks->queue, ask->name, ask->jobs);
+	}
+	UnregisterSnapshot(snapshot);
+}
+
+/*
+ * Begins the enqueue of many jobs, before any of their rows is written: takes room for all of them, in
+ * each group where that is possible.  Some may turn out to be duplicates: so a group that has no room
+ * for all of them is not refused here.  names: of the groups, or without values if no job has one.
+ * Returns NULL if none of the jobs counts.
+ */
+GroupAsks *
+idemq_group_rooms_begin(JobsTable *table, const QueueInfo *queue, const ArrayArg *names, int count)
+{
+	GroupAsks *asks;
+
+	if (likely(queue->group_max_unfinished == 0) || names->values == NULL || count == 0)
+		return NULL;
+	idemq_queue_need_qstate(queue);
+	asks = palloc0(sizeof(GroupAsks));
+	asks->queue = queue;
+	asks->groups = palloc(count * sizeof(GroupAsk));
+	asks->group_of = palloc(count * sizeof(int));
+	asks->accepted = palloc0(count * sizeof(int64));
+	find_groups(asks, names, count);
+	take_all(table, asks, true);
+	return asks;
+}
+
+/*
+ * Takes room for the elements that have no key, which are certain to be added; raises IQ007 when a
+ * group is full.  To be called when all those with a key are written.
+ */
+void
+idemq_group_rooms_for(JobsTable *table, GroupAsks *asks, const int *elements, int count)
+{
+	GroupAsks rest = *asks;
+
+	rest.groups = palloc(Max(asks->count, 1) * sizeof(GroupAsk));
+	memcpy(rest.groups, asks->groups, asks->count * sizeof(GroupAsk));
+	for (int i = 0; i < asks->count; i++)
+		rest.groups[i].jobs = 0;
+	for (int i = 0; i < count; i++)
+	{
+		if (asks->group_of[elements[i]] >= 0)
+			rest.groups[asks->group_of[elements[i]]].jobs++;
+	}
+	take_all(table, &rest, false);
+	pfree(rest.groups);
+}
+
+/* Notes that an element was added. */
+void
+idemq_group_rooms_accepted(GroupAsks *asks, int element)
+{
+	if (asks->group_of[element] >= 0)
+		asks->accepted[asks->group_of[element]]++;
+}
+
+/* Gives back the room that was taken for elements which turned out to be duplicates. */
+void
+idemq_group_rooms_end(GroupAsks *asks)
+{
+	for (int i = 0; i < asks->count; i++)
+	{
+		GroupAsk *ask = &asks->groups[i];
+		int64 spare = Min(ask->taken, ask->jobs - asks->accepted[i]);
+
+		if (spare > 0)
+			idemq_pending_group_room_give_back(&ask->key, spare);
+	}
+}

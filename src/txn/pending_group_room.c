@@ -1,0 +1,229 @@
+/*
+ * txn/pending_group_room.c
+ *		What this transaction does to the groups of queues with group_max_unfinished: how many
+ *		unfinished jobs it adds to each, less those that it ends, and the room that it has taken.
+ *
+ * A transaction needs room for the unfinished jobs that it adds to a group, less those that it ends:
+ * so it may use the room of jobs that it ends itself.  shared/groups/group_room.c says why the limit
+ * holds.
+ *
+ * For each group there is a note with the sums, and for each subtransaction that has changed these, a
+ * change, on a stack: subtransaction ids grow, so the changes of an open subtransaction are together
+ * above its parent's.  A rollback takes the top off, and gives its room back; then the sums are what
+ * they were when the subtransaction began.  A release merges the changes into the parent's, so that a
+ * loop of exception blocks leaves no more than the block around it.
+ *
+ * Each row that is written is noted once, where it is written: by table/jobs_write.c for direct
+ * access, by the row trigger (hooks/row_triggers.c) for SQL.
+ *
+ * Queues without the limit note nothing.  A transaction that has written jobs before the limit was
+ * set has not noted them; they count from its commit on.
+ *
+ * PREPARE TRANSACTION is refused after an enqueue into such a group, because no session would hold
+ * its room.  Jobs that were added or ended in another way are counted in the rows.
+ *
+ * Locks: none of its own; all state is this backend's, in TopTransactionContext.  What txn/at_end.c
+ * calls neither allocates nor raises.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h" /* varatt.h, which is part of postgres.h before 16 */
+#include "access/xact.h"
+#include "fmgr.h"
+#include "utils/hsearch.h"
+#include "utils/memutils.h"
+
+#include "shared/groups/groups.h"
+#include "txn/txn.h"
+
+#define MIN_GROUPS 16
+#define NO_CHANGE (-1)
+
+typedef struct RoomNote
+{
+	GroupRoomKey key;
+	int64 added; /* unfinished jobs that are added, less those that are ended */
+	int64 room;	 /* that is taken */
+	int last;	 /* its latest change; NO_CHANGE: none */
+} RoomNote;
+
+typedef struct RoomChange
+{
+	RoomNote *note;
+	SubTransactionId subid;
+	int before; /* the change of the same group below this one; NO_CHANGE: none */
+	int64 added;
+	int64 room; /* never below 0 */
+	bool asks;	/* it has enqueued */
+} RoomChange;
+
+/* NULL between transactions. */
+static HTAB *notes = NULL;
+static RoomChange *changes = NULL;
+static int nchanges = 0;
+static int max_changes = 0;
+
+/* Returns what this subtransaction changes of a group. */
+static RoomChange *
+change_of(const GroupRoomKey *key)
+{
+	SubTransactionId subid = GetCurrentSubTransactionId();
+	RoomNote *note;
+	bool found;
+
+	if (notes == NULL)
+	{
+		HASHCTL info = {.keysize = sizeof(GroupRoomKey),
+						.entrysize = sizeof(RoomNote),
+						.hcxt = TopTransactionContext};
+
+		notes = hash_create("idemq group room", MIN_GROUPS, &info,
+							HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+	}
+	changes = idemq_grow(changes, &max_changes, (int64) nchanges + 1, sizeof(RoomChange));
+	note = hash_search(notes, key, HASH_ENTER, &found);
+	if (!found)
+	{
+		note->added = note->room = 0;
+		note->last = NO_CHANGE;
+	}
+	if (note->last == NO_CHANGE || changes[note->last].subid != subid)
+	{
+		changes[nchanges] = (RoomChange){.note = note, .subid = subid, .before = note->last};
+		note->last = nchanges++;
+	}
+	return &changes[note->last];
+}
+
+/*
+ * Notes unfinished jobs that this transaction adds to a group of a queue with the limit, or, with a
+ * count below 0, ends there.  name: text, not NULL; '' is no group that has a limit.
+ */
+void
+idemq_pending_group_room_row(int32 queue_id, Datum name, int count)
+{
+	GroupRoomKey key;
+	RoomChange *change;
+
+	if (VARSIZE_ANY_EXHDR(DatumGetTextPP(name)) == 0)
+		return;
+	idemq_group_room_key(&key, queue_id, name);
+	change = change_of(&key);
+	change->added += count;
+	change->note->added += count;
+}
+
+/*
+ * Returns how much room this transaction lacks to add jobs to a group, and notes that it asks.  What
+ * it has taken, and the jobs that it has ended itself, it may use.
+ */
+int64
+idemq_pending_group_room_lacks(const GroupRoomKey *key, int64 jobs)
+{
+	RoomChange *change = change_of(key);
+
+	change->asks = true;
+	return Max(jobs + change->note->added - change->note->room, 0);
+}
+
+/* As idemq_group_room_take, for this transaction. */
+bool
+idemq_pending_group_room_take(const QueueState *qstate, const GroupRoomKey *key, int64 jobs,
+							  int64 *sum)
+{
+	RoomChange *change = change_of(key);
+
+	if (!idemq_group_room_take(qstate, key, jobs, sum))
+		return false;
+	change->room += jobs;
+	change->note->room += jobs;
+	return true;
+}
+
+/* Gives back room that this subtransaction has just taken, and does not need. */
+void
+idemq_pending_group_room_give_back(const GroupRoomKey *key, int64 jobs)
+{
+	RoomChange *change = change_of(key);
+
+	change->room -= jobs;
+	change->note->room -= jobs;
+	idemq_group_room_give_back(key, jobs);
+}
+
+/* Returns whether this transaction has enqueued into a group: then it cannot be prepared. */
+bool
+idemq_pending_group_room_any(void)
+{
+	for (int i = 0; i < nchanges; i++)
+	{
+		if (changes[i].asks)
+			return true;
+	}
+	return false;
+}
+
+/* Follows the commit: gives all room back. */
+void
+idemq_pending_group_room_apply(void)
+{
+	IDEMQ_STOP("idemq_pending_group_room_apply");
+	for (int i = 0; i < nchanges; i++)
+		idemq_group_room_give_back(&changes[i].note->key, changes[i].room);
+}
+
+/* Gives a subtransaction's changes to its parent. */
+void
+idemq_pending_group_room_release(SubTransactionId subid, SubTransactionId parent)
+{
+	int bottom = nchanges;
+	int kept;
+
+	while (bottom > 0 && changes[bottom - 1].subid >= subid)
+		bottom--;
+	kept = bottom;
+	for (int i = bottom; i < nchanges; i++)
+	{
+		RoomChange change = changes[i];
+		RoomChange *known = change.before == NO_CHANGE ? NULL : &changes[change.before];
+
+		if (known != NULL && known->subid == parent)
+		{
+			known->added += change.added;
+			known->room += change.room;
+			known->asks |= change.asks;
+			change.note->last = change.before;
+		}
+		else
+		{
+			change.subid = parent;
+			change.note->last = kept;
+			changes[kept++] = change;
+		}
+	}
+	nchanges = kept;
+}
+
+/* Undoes what was changed in a subtransaction, or in a later one. */
+void
+idemq_pending_group_room_undo(SubTransactionId from)
+{
+	while (nchanges > 0 && changes[nchanges - 1].subid >= from)
+	{
+		RoomChange *change = &changes[--nchanges];
+
+		change->note->added -= change->added;
+		change->note->room -= change->room;
+		change->note->last = change->before;
+		idemq_group_room_give_back(&change->note->key, change->room);
+	}
+}
+
+/* Forgets all, at the end of the transaction. */
+void
+idemq_pending_group_room_forget(void)
+{
+	notes = NULL;
+	changes = NULL;
+	nchanges = max_changes = 0;
+}
