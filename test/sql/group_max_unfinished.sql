@@ -1,0 +1,349 @@
+-- group_max_unfinished: in one session.
+CREATE EXTENSION idemq;
+\set VERBOSITY sqlstate
+\pset null -
+-- Unfinished jobs of each group, and how many groups have room taken.
+CREATE FUNCTION unfinished(queue text DEFAULT 'q') RETURNS text RETURN
+	(SELECT coalesce(string_agg(n, ' '), 'none') FROM (SELECT group_key || ' ' || count(*) AS n
+		FROM idemq.job_list j WHERE j.queue = $1 AND status IN ('blocked', 'pending', 'running', 'retrying') AND group_key IS NOT NULL
+		GROUP BY group_key ORDER BY group_key COLLATE "C") g);
+CREATE FUNCTION taken() RETURNS bigint RETURN (SELECT used FROM idemq.memory WHERE resource = 'group room');
+CREATE PROCEDURE fresh(max int, n int DEFAULT 0, queue text DEFAULT 'q') LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM idemq.drop_queue(queue, force => true) FROM idemq.queues WHERE name = queue;
+	PERFORM idemq.create_queue(queue, lease => '1 h', retry_jitter => 0, group_max_running => 3, group_max_unfinished => max);
+	COMMIT;
+	PERFORM idemq.enqueue(queue, to_jsonb(i), group_key => 'g') FROM generate_series(1, n) i;
+END $$;
+CREATE FUNCTION add(n int DEFAULT 1, g text DEFAULT 'g') RETURNS bigint LANGUAGE sql AS
+	$$ SELECT count(idemq.enqueue('q', to_jsonb(i), group_key => g)) FROM generate_series(1, n) i $$;
+-- The SQLSTATE of a statement that is rolled back by itself.
+CREATE FUNCTION state_of(statement text) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+	EXECUTE statement;
+	RETURN 'ok';
+EXCEPTION WHEN OTHERS THEN
+	RETURN sqlstate;
+END $$;
+CREATE FUNCTION claim_commit() RETURNS SETOF idemq.outcome LANGUAGE sql AS
+	$$ SELECT idemq.commit(id, token) FROM idemq.claim('q') $$;
+-- Ends the first jobs of a group.
+CREATE FUNCTION finish(n int DEFAULT 1, g text DEFAULT 'g') RETURNS bigint LANGUAGE sql AS
+	$$ SELECT count(idemq.cancel(id)) FROM (SELECT id FROM idemq.jobs WHERE group_key = g AND finished_at IS NULL ORDER BY id LIMIT n) j $$;
+-- The id of the group's first job that waits.
+CREATE FUNCTION first(g text DEFAULT 'g') RETURNS bigint RETURN
+	(SELECT min(id) FROM idemq.jobs WHERE group_key = g AND status IN ('blocked', 'pending'));
+
+-- Values.
+SELECT idemq.create_queue('q', group_max_unfinished => 0);
+SELECT idemq.create_queue('q', group_max_unfinished => -1);
+SELECT idemq.create_queue('q', group_max_unfinished => 10001);
+SELECT idemq.create_queue('q', group_max_unfinished => 10000);
+CALL fresh(NULL, 3);
+SELECT idemq.alter_queue('q', group_max_unfinished => -1);
+SELECT idemq.alter_queue('q', group_max_unfinished => 10001);
+SELECT idemq.alter_queue('q', group_max_unfinished => 4);
+-- The jobs from before the limit count, in their group.
+SELECT add();
+SELECT add();
+\set VERBOSITY default
+SELECT add();
+SELECT count(*) FROM idemq.enqueue_many('q', array_fill('1'::jsonb, ARRAY[5]), group_keys => array_fill('h'::text, ARRAY[5]));
+-- A hint shows no more than the beginning of a long name.
+SELECT count(*) FROM idemq.enqueue_many('q', array_fill('1'::jsonb, ARRAY[5]), group_keys => array_fill(repeat('ä', 300), ARRAY[5]));
+\set VERBOSITY sqlstate
+SELECT add(4, 'h'), state_of($$SELECT add(1, 'h')$$);
+SELECT add(4, repeat('long', 200)), state_of($$SELECT add(1, repeat('long', 200))$$);
+-- Jobs without a group, and those of other queues, have no such limit.
+SELECT count(idemq.enqueue('q', '1')) FROM generate_series(1, 9);
+SELECT count(idemq.enqueue('q', '1')), count(idemq.enqueue('q', '1', 'k' || n)) FROM generate_series(1, 9) n;
+CALL fresh(4, 4, 'r');
+SELECT idemq.alter_queue('q', group_max_unfinished => 0);
+SELECT add(2), state_of($$SELECT idemq.enqueue('r', '1', group_key => 'g')$$);
+SELECT settings.name, settings.group_max_unfinished FROM idemq.queues settings ORDER BY 1;
+SELECT idemq.drop_queue('r', force => true);
+SELECT taken();
+SELECT * FROM idemq.check();
+
+-- Every status that is not finished counts.
+CALL fresh(4, 4);
+SELECT count(*) FROM idemq.claim('q', 2);
+SELECT idemq.fail(id, token, retry_in => '1 h') FROM idemq.jobs WHERE status = 'running' AND id = (SELECT min(id) FROM idemq.jobs);
+SELECT string_agg(status::text, ' ' ORDER BY id) FROM idemq.jobs;
+SELECT unfinished(), state_of('SELECT add()');
+SELECT idemq.retry(id) FROM idemq.jobs WHERE status = 'retrying';
+SELECT idemq.release(id, token) FROM idemq.jobs WHERE status = 'running';
+SELECT unfinished(), state_of('SELECT add()');
+-- Each way to end a job makes room.
+SELECT idemq.cancel(first());
+SELECT add(), state_of('SELECT add()');
+SELECT idemq.fail(id, token, permanent => true) FROM idemq.claim('q');
+SELECT add(), state_of('SELECT add()');
+SELECT claim_commit();
+SELECT add(), state_of('SELECT add()');
+SELECT idemq.release(id, token) FROM idemq.claim('q');
+SELECT idemq.commit_once(id) FROM idemq.jobs WHERE status = 'pending' ORDER BY id LIMIT 1;
+SELECT add(), state_of('SELECT add()');
+DELETE FROM idemq.jobs WHERE id = (SELECT first());
+SELECT add(), state_of('SELECT add()');
+UPDATE idemq.jobs SET status = 'cancelled', finished_at = now(), ready_at = NULL WHERE id = (SELECT first());
+SELECT add(), state_of('SELECT add()');
+UPDATE idemq.jobs SET group_key = 'h' WHERE id = (SELECT first());
+SELECT add(), state_of('SELECT add()');
+SELECT unfinished(), taken();
+SELECT idemq.alter_queue('q', retention => '0');
+SELECT finish(1, 'h');
+SELECT claim_commit();
+SELECT add(), state_of('SELECT add()'), unfinished();
+BEGIN;
+SELECT claim_commit();
+SELECT add(), state_of('SELECT add()'), taken();
+COMMIT;
+SELECT * FROM idemq.check();
+
+-- All or none, in many groups at once.
+CALL fresh(3, 1);
+SELECT count(*) FROM idemq.enqueue_many('q', array_fill('1'::jsonb, ARRAY[7]), group_keys => '{h,g,i,h,g,h,NULL}');
+SELECT unfinished();
+SELECT count(*) FROM idemq.enqueue_many('q', array_fill('1'::jsonb, ARRAY[4]), group_keys => '{i,i,g,j}');
+SELECT unfinished();
+-- With keys: a duplicate needs no room.
+SELECT count(*) FROM idemq.enqueue_many('q', '{1,2}', keys => '{a,b}', group_keys => '{k,k}');
+SELECT count(*) FROM idemq.enqueue_many('q', '{1,2,3}', keys => '{a,b,c}', group_keys => '{k,k,k}');
+SELECT count(*) FROM idemq.enqueue_many('q', '{1,2,3}', keys => '{a,b,c}', group_keys => '{k,k,k}');
+SELECT count(*) FROM idemq.enqueue_many('q', '{1,2,3,4}', keys => '{a,b,c,NULL}', group_keys => '{k,k,k,k}');
+SELECT count(*) FROM idemq.enqueue_many('q', '{1,2,4,4}', keys => '{a,b,d,d}', group_keys => '{k,k,l,l}');
+SELECT count(*) FROM idemq.enqueue_many('q', '{5,6,7}', keys => '{e,NULL,NULL}', group_keys => '{l,l,l}');
+SELECT count(*) FROM idemq.enqueue_many('q', '{5,6}', keys => '{e,NULL}', group_keys => '{l,l}');
+SELECT unfinished(), taken();
+-- Room that was taken for duplicates is given back at the end of the call, not of the transaction.
+SELECT finish(2, 'k');
+BEGIN;
+SELECT outcome, count(*) FROM idemq.enqueue_many('q', '{3,3}', keys => '{c,c}', group_keys => '{k,k}') GROUP BY 1;
+SELECT taken();
+SELECT outcome, count(*) FROM idemq.enqueue_many('q', '{3,4}', keys => '{c,f}', group_keys => '{k,k}') GROUP BY 1 ORDER BY 1;
+SELECT taken(), add(1, 'k'), state_of($$SELECT add(1, 'k')$$);
+COMMIT;
+SELECT unfinished(), taken();
+-- A refused number is not used up.
+SELECT (idemq.enqueue_sequenced('q', 'p', 1, '1', group_key => 'g')).outcome;
+SELECT finish();
+SELECT (idemq.enqueue_sequenced('q', 'p', 1, '1', group_key => 'g')).outcome;
+SELECT (idemq.enqueue_sequenced('q', 'p', 1, '1', group_key => 'g')).outcome;
+SELECT unfinished();
+CALL fresh(2);
+SELECT count(*) FROM idemq.enqueue_graph('[{"queue": "q", "name": "a", "payload": 1, "group_key": "g"}, {"queue": "q", "name": "b", "payload": 2, "group_key": "g"}, {"queue": "q", "name": "c", "payload": 3, "group_key": "g"}]');
+SELECT unfinished();
+-- Children count when they join their group, and joining is never refused.
+SELECT count(*) FROM idemq.enqueue_graph('[{"queue": "q", "name": "a", "payload": 1, "group_key": "g"}, {"queue": "q", "name": "b", "payload": 2, "group_key": "g", "depends_on": ["a"]}, {"queue": "q", "name": "c", "payload": 3, "group_key": "g", "depends_on": ["a"]}, {"queue": "q", "name": "d", "payload": 3, "group_key": "g", "depends_on": ["a"]}]');
+SELECT unfinished(), add(), state_of('SELECT add()');
+SELECT claim_commit();
+BEGIN;
+SELECT count(*) FROM idemq.claim('q', 3);
+SELECT unfinished(), state_of('SELECT add()');
+COMMIT;
+SELECT unfinished(), state_of('SELECT add()'), finish(2);
+SELECT unfinished(), state_of('SELECT add()'), finish();
+SELECT unfinished(), add(), state_of('SELECT add()');
+SELECT count(*) FROM idemq.enqueue_many('q', '{1,1,1}', group_keys => '{m,m,m}', depends_on => ARRAY[(SELECT max(id) FROM idemq.jobs)]);
+
+-- A duplicate needs no room, and takes none.
+CALL fresh(2);
+SELECT (idemq.enqueue('q', '1', 'k', group_key => 'g')).outcome, (idemq.enqueue('q', '2', 'l', group_key => 'g')).outcome;
+SELECT (idemq.enqueue('q', '1', 'k', group_key => 'g')).outcome, (idemq.enqueue('q', '3', 'l', group_key => 'g', on_duplicate => 'replace')).outcome;
+SELECT state_of($$SELECT idemq.enqueue('q', '1', 'm', group_key => 'g')$$), state_of($$SELECT idemq.enqueue('q', '1', 'm', group_key => 'g', nowait => true)$$);
+SELECT (idemq.acquire('q', 'm', '1')).outcome;
+SELECT unfinished(), taken();
+-- The successor of a job whose key has expired.
+SELECT idemq.alter_queue('q', idempotency_window => '0');
+SELECT idemq.cancel(id) FROM idemq.jobs WHERE key = 'k';
+SELECT add();
+SELECT state_of($$SELECT idemq.enqueue('q', '1', 'k', group_key => 'g')$$);
+SELECT idemq.cancel(id) FROM idemq.jobs WHERE key = 'l';
+SELECT (idemq.enqueue('q', '1', 'k', group_key => 'g')).outcome;
+SELECT unfinished(), taken();
+
+-- Both limits: a job that the group refuses takes no room in the queue.
+CALL fresh(2, 2);
+SELECT idemq.alter_queue('q', max_unfinished => 3);
+BEGIN;
+SELECT state_of($$SELECT idemq.enqueue('q', '1', 'k', group_key => 'g')$$), state_of('SELECT add()'), state_of($$SELECT add(2, 'h')$$);
+SELECT unfinished FROM idemq.metrics;
+SELECT add(1, 'h'), taken();
+COMMIT;
+SELECT unfinished(), taken();
+SELECT unfinished FROM idemq.metrics;
+
+-- A transaction may use the room of jobs that it ends itself.
+CALL fresh(2, 2);
+BEGIN;
+SELECT claim_commit(), unfinished();
+SELECT add(), taken();
+SELECT state_of('SELECT add()');
+COMMIT;
+SELECT unfinished(), taken();
+-- Also if the group is above the limit.
+SELECT idemq.alter_queue('q', group_max_unfinished => 1);
+WITH done AS MATERIALIZED (SELECT claim_commit() AS outcome) SELECT outcome, add() FROM done;
+SELECT state_of('SELECT add()'), unfinished();
+SELECT idemq.alter_queue('q', group_max_unfinished => 2);
+-- A savepoint takes both back.
+BEGIN;
+SAVEPOINT a;
+SELECT claim_commit();
+SELECT add();
+ROLLBACK TO SAVEPOINT a;
+SELECT state_of('SELECT add()');
+SELECT claim_commit();
+SAVEPOINT b;
+SELECT add();
+ROLLBACK TO SAVEPOINT b;
+SELECT add(), state_of('SELECT add()');
+COMMIT;
+SELECT unfinished(), taken();
+-- It takes back what was ended before a later enqueue: no room is left over, and none is missing.
+CALL fresh(3, 1);
+BEGIN;
+SELECT add(), taken();
+SAVEPOINT a;
+SELECT add(), taken();
+SELECT state_of('SELECT add()');
+SELECT claim_commit();
+SAVEPOINT b;
+SELECT add();
+RELEASE SAVEPOINT b;
+SELECT state_of('SELECT add()');
+SAVEPOINT c;
+SELECT add(1, 'h'), taken();
+ROLLBACK TO SAVEPOINT a;
+SELECT unfinished(), taken();
+SELECT add(), state_of('SELECT add()');
+ROLLBACK;
+SELECT taken(), unfinished(), add();
+-- Ended by hand, and moved to another group.
+SELECT add();
+BEGIN;
+DELETE FROM idemq.jobs WHERE id = (SELECT first());
+SELECT add(), state_of('SELECT add()'), taken();
+UPDATE idemq.jobs SET group_key = 'h' WHERE id = (SELECT first());
+SELECT add(), state_of('SELECT add()'), taken();
+SELECT add(2, 'h'), state_of($$SELECT add(1, 'h')$$), taken();
+COMMIT;
+SELECT unfinished(), taken();
+-- A loop of exception blocks.
+CALL fresh(5);
+DO $$
+BEGIN
+	FOR i IN 1 .. 20 LOOP
+		BEGIN
+			PERFORM idemq.enqueue('q', to_jsonb(i), group_key => 'g');
+			IF i % 2 = 0 THEN
+				RAISE division_by_zero;
+			END IF;
+		EXCEPTION WHEN division_by_zero THEN
+			NULL;
+		WHEN SQLSTATE 'IQ007' THEN
+			NULL;
+		END;
+	END LOOP;
+END $$;
+SELECT unfinished(), taken();
+-- In the command that has added a job with a key.
+CALL fresh(2);
+BEGIN;
+SELECT count(*) FROM idemq.enqueue_many('q', '{1,2}', keys => '{a,NULL}', group_keys => '{g,g}');
+SELECT state_of('SELECT add()');
+SELECT claim_commit();
+SELECT count(*) FROM idemq.enqueue_many('q', '{1,2}', keys => '{a,c}', group_keys => '{g,g}');
+SELECT state_of('SELECT add()');
+COMMIT;
+SELECT unfinished(), taken();
+SELECT * FROM idemq.check();
+
+-- Never refused: they take the group above the limit, and others wait until it is below.
+CALL fresh(2, 2);
+SELECT idemq.fail(id, token, permanent => true) FROM idemq.claim('q', 2);
+SELECT add(2);
+SELECT idemq.redrive('q');
+SELECT unfinished(), state_of('SELECT add()');
+INSERT INTO idemq.jobs (queue_id, priority, enqueued_at, max_attempts, status, group_key, payload)
+	SELECT queue_id, 4, now(), 20, 'blocked', 'g', '1' FROM idemq.queues WHERE name = 'q';
+SELECT unfinished(), state_of('SELECT add()');
+SELECT finish(3);
+SELECT unfinished(), state_of('SELECT add()');
+SELECT finish();
+SELECT unfinished(), add(), state_of('SELECT add()');
+-- A transaction that has added such jobs needs room for them too.
+BEGIN;
+SELECT finish(2), add(2);
+SELECT idemq.retry(max(id)) FROM idemq.jobs WHERE status = 'cancelled';
+SELECT unfinished(), state_of('SELECT add()');
+SELECT finish(1), state_of('SELECT add()');
+SELECT finish(1), add(), state_of('SELECT add()');
+ROLLBACK;
+SELECT unfinished(), taken();
+-- A rerun of a finished job.
+CALL fresh(1);
+SELECT (idemq.enqueue('q', '1', 'k', group_key => 'g')).outcome;
+SELECT claim_commit();
+SELECT add();
+SELECT (idemq.enqueue('q', '1', 'k', group_key => 'g', on_duplicate => 'rerun')).outcome;
+SELECT unfinished(), state_of('SELECT add()');
+-- Dead-letter records and published jobs.
+CALL fresh(1, 1, 'dead');
+CALL fresh(2, 2);
+SELECT idemq.alter_queue('q', dead_letter_queue => 'dead');
+SELECT idemq.fail(id, token, permanent => true) FROM idemq.claim('q', 2);
+SELECT unfinished(), unfinished('dead');
+SELECT idemq.create_topic('news');
+SELECT idemq.bind_topic('news', 'dead');
+SELECT queue, outcome FROM idemq.publish('news', '1', group_key => 'g');
+SELECT unfinished('dead'), state_of($$SELECT idemq.enqueue('dead', '1', group_key => 'g')$$);
+SELECT * FROM idemq.check();
+SELECT idemq.drop_topic('news');
+SELECT idemq.alter_queue('q', dead_letter_queue => '');
+SELECT idemq.drop_queue('dead', force => true);
+
+-- A lowered limit removes no job.
+CALL fresh(5, 5);
+SELECT idemq.alter_queue('q', group_max_unfinished => 3);
+SELECT unfinished(), state_of('SELECT add()');
+SELECT finish(2);
+SELECT unfinished(), state_of('SELECT add()');
+SELECT finish(1);
+SELECT add(), state_of('SELECT add()');
+-- A transaction that sets the limit.
+BEGIN;
+SELECT idemq.alter_queue('q', group_max_unfinished => 4);
+SELECT add(), state_of('SELECT add()');
+ROLLBACK;
+SELECT unfinished(), state_of('SELECT add()'), taken();
+
+-- With a trigger of a user, rows are written by SQL, and counted once.
+CALL fresh(2, 2);
+CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
+CREATE TRIGGER nothing BEFORE INSERT OR UPDATE ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION nothing();
+BEGIN;
+SELECT claim_commit();
+SELECT add(), state_of('SELECT add()');
+SELECT count(*) FROM idemq.enqueue_many('q', '{1,2}', keys => '{a,NULL}', group_keys => '{h,h}');
+SELECT state_of($$SELECT add(1, 'h')$$);
+COMMIT;
+SELECT unfinished(), taken();
+DROP TRIGGER nothing ON idemq.jobs;
+-- At each isolation level.
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT finish();
+SELECT add(), state_of('SELECT add()');
+COMMIT;
+BEGIN ISOLATION LEVEL SERIALIZABLE;
+SELECT state_of('SELECT add()');
+SELECT finish();
+SELECT add(), state_of('SELECT add()');
+COMMIT;
+SELECT unfinished(), taken();
+SELECT * FROM idemq.check();
+SELECT idemq.drop_queue(name, force => true) FROM idemq.queues;
+CALL fresh(1);
+SELECT add(), state_of('SELECT add()'), unfinished();
+DROP EXTENSION idemq CASCADE;
