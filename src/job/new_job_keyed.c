@@ -209,8 +209,7 @@ take_keyed_room(JobsTable *table, const QueueInfo *queue, const JobChange *colum
 	}
 	give_room_back(queue, columns, room);
 	/* A duplicate needs no room: of a transaction that is open, or has just committed. */
-	if ((wait == JOB_WAITS &&
-		 idemq_jobs_await_key(table, queue->id, columns->values[COL_KEY])) ||
+	if ((wait == JOB_WAITS && idemq_jobs_await_key(table, queue->id, columns->values[COL_KEY])) ||
 		!room->looked_again)
 	{
 		room->looked_again = true;
