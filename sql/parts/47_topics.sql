@@ -328,7 +328,7 @@ CREATE FUNCTION idemq.publish(
 COMMENT ON FUNCTION idemq.publish(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, text)
 	IS 'Publish a message by adding a job to each queue bound to a topic, in this transaction. Returns one row per queue, or no row if no queue is bound. Requires publish on the topic space.
 - A binding is skipped if its role may no longer bind or enqueue; idemq.topic_bindings shows such bindings.
-- A full queue (max_unfinished) also gets the job, and over_limit in idemq.topic_bindings counts it. If the binding was made with when_full => skip, the queue gets no job.
+- A queue also gets the job if it is full (max_unfinished), or if the group is full (group_max_unfinished), and over_limit in idemq.topic_bindings counts the job. If the binding was made with when_full => skip, the queue gets no job.
 - key: a repeated call returns the existing jobs with outcome duplicate, regardless of the payload
 - The other arguments are the same as for idemq.enqueue.';
 
@@ -412,5 +412,5 @@ COMMENT ON COLUMN idemq.topic_bindings.role IS 'role that made the binding, and 
 COMMENT ON COLUMN idemq.topic_bindings.bound_at IS 'when the queue was bound';
 COMMENT ON COLUMN idemq.topic_bindings.refusal IS 'why idemq.publish would currently skip the binding; NULL means that the binding would not be skipped';
 COMMENT ON COLUMN idemq.topic_bindings.refused_at IS 'when the binding was last skipped, accurate to the minute; NULL means that it has never been skipped';
-COMMENT ON COLUMN idemq.topic_bindings.when_full IS 'what happens if the queue is full (max_unfinished): add means that it gets the job, and skip means that it does not';
-COMMENT ON COLUMN idemq.topic_bindings.over_limit IS 'number of jobs that this binding has added to the queue while it was full';
+COMMENT ON COLUMN idemq.topic_bindings.when_full IS 'what happens if the queue is full (max_unfinished) or the group is full (group_max_unfinished): add means that it gets the job, and skip means that it does not';
+COMMENT ON COLUMN idemq.topic_bindings.over_limit IS 'number of jobs that this binding has added to the queue while the queue or the group was full';
