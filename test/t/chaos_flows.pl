@@ -6,7 +6,7 @@
 # IDEMQ_FLOWS=seconds (12; make chaos: SOAK); FLOWS_SEED=n makes the choices of a run again
 # (not its interleaving).
 # slow: a load of 12 s, with random faults
-# at least 23 assertions
+# at least 36 assertions
 #
 # expects in log: was terminated by signal 9
 # takes long
@@ -35,7 +35,7 @@ my @turners = qw(single.1 pair.1 pair.2);
 
 srand($seed);
 diag "figure: seed $seed: FLOWS_SEED=$seed repeats its choices";
-my $node = new_server('flows', 'idemq.worker' => 'on', max_connections => 60, log_statement => 'none', restart_after_crash => 'on',
+my $node = new_server('flows', track_commit_timestamp => 'on', 'idemq.worker' => 'on', max_connections => 60, log_statement => 'none', restart_after_crash => 'on',
 	'idemq.purge_interval' => '1s', autovacuum_naptime => '5s', deadlock_timeout => '100ms');
 $node->safe_psql('postgres', slurp_file("$flows/setup.sql"), extra_params => [ '-v', "tenants=$tenants", '-v', "slow=$slow" ]);
 
@@ -209,6 +209,119 @@ sub drain
 my $counters = q{SELECT queue, enqueued_total + redriven_total + reruns_total AS came, committed_total + dead_total + cancelled_total AS went,
 	(SELECT count(*) FROM idemq.jobs j WHERE j.queue_id = m.queue_id AND finished_at IS NULL) AS there FROM idemq.metrics m WHERE queue ~ '^t\d'};
 
+# ---- The second part: jobs are kept from starting by holds, pauses and rates, and each must start when it may.
+
+my @watched = qw(plain busy shared fifo permits tenants rate rates one);
+my $watched_ours = q{FROM (SELECT pid FROM pg_stat_activity WHERE application_name ~ '^flows-(sleeper|feeder|holder)' ORDER BY random() LIMIT 1) x};
+
+# A line for the watchdog.
+sub mark
+{
+	my ($what, $name) = @_;
+
+	PostgreSQL::Test::Utils::append_to_file($log, sprintf("watch %s %s %.6f\n", $what, $name, time));
+	return;
+}
+
+# While the server or its background worker is away, and a moment longer, no instant counts.
+sub away
+{
+	my ($why, $trouble) = @_;
+
+	mark('away', $why);
+	my $count = $trouble->();
+	worker_pid($node);
+	sleep $slow;
+	mark('back', $why);
+	return $count;
+}
+
+my %watched_trouble = (
+	stalls => sub {
+		my $client = $clients[ int(rand(@clients)) ];
+		mark('stops', $client->{name});
+		kill 'STOP', pid($client);
+		sleep rand(0.6) * $slow;
+		kill 'CONT', pid($client);
+		mark('continues', $client->{name});
+		return 1;
+	},
+	kills => sub {
+		my $slot = int(rand(@clients));
+		my $client = $clients[$slot];
+		mark('killed', $client->{name});
+		my $killed = kill_client($client);
+		mark('killed', $client->{name});
+		start_client($slot, @{ $client->{what} });
+		return $killed;
+	},
+	terminations => sub { return sql($node, "SELECT count(pg_terminate_backend(pid)) $watched_ours") },
+	workers => sub { return away('worker', $trouble{workers}) },
+	crashes => sub { return away('crash', $trouble{crashes}) },
+	nines => sub { return away('crash', sub {
+		my $offset = -s $node->logfile;
+		my $pid = sql($node, "SELECT coalesce(max(pid), 0) $watched_ours");
+		return 0 if !$pid || !kill 'KILL', $pid;
+		wait_logged($node, qr/all server processes terminated; reinitializing|server process .* was terminated by signal 9/, $offset);
+		wait_until($node, 'SELECT true');
+		return 1;
+	}) });
+
+sub keep_from_starting
+{
+	my @kinds = (('kills', 'terminations', 'stalls') x 4, 'workers', 'kills', 'terminations', 'crashes', 'stalls', 'nines');
+	my $start = time;
+	my ($slot, $n, %count) = (0, 0);
+	my $unfinished = q{SELECT count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name ~ '^w\.' AND finished_at IS NULL};
+
+	$node->safe_psql('postgres', slurp_file("$flows/watch.sql"));
+	foreach my $q (@watched)
+	{
+		start_client($slot++, 'sleeper', "w.$q") foreach 1 .. 2;
+	}
+	start_client($slot++, 'sleeper', $_) foreach 'w.plain,w.busy', 'w.shared,w.fifo,w.rate';
+	start_client($slot++, $_, 'w.plain,w.busy,w.one') foreach qw(feeder holder);
+	start_client($slot++, $_, 'w.shared,w.fifo,w.permits') foreach qw(feeder holder);
+	start_client($slot++, $_, 'w.tenants,w.rate,w.rates') foreach qw(feeder holder);
+	my $pinger = $slot;
+	start_client($pinger, 'pinger', 'w.plain');
+	pid($_) foreach @clients;
+	# The pinger is left alone.
+	my $pinging = pop @clients;
+	while (time < $start + 4 * $seconds)
+	{
+		my $kind = $kinds[ $n++ % @kinds ];
+		$count{$kind} += $watched_trouble{$kind}->();
+		sleep rand(1.2);
+	}
+	# Those that make trouble end; those that sleep are to do what is left.
+	my @makers = grep { $_->{what}[0] ne 'sleeper' } @clients;
+	my @sleepers = grep { $_->{what}[0] eq 'sleeper' } @clients;
+	@clients = @makers;
+	end_clients('what keeps jobs from starting');
+	sql($node, "SELECT watch_resume(queue, NULL) FROM watched");
+	sql($node, "SELECT watch_resume(queue, g) FROM watched, unnest('{g0,g1,g2,g3}'::text[]) g WHERE grouped");
+	is_soon($node, $unfinished, 0, 'those that sleep do what is left');
+	mark('end', '-');
+	@clients = (@sleepers, $pinging);
+	is(scalar(grep { !kill_client($_) } @clients), 0, 'those that sleep came through');
+	my $said = join '', map { slurp_file("$log.$_->{name}") } @clients;
+	is($said, '', 'and said nothing');
+	@clients = ();
+
+	my ($out, $error) = ('', '');
+	IPC::Run::run([ '/usr/bin/python3', "$flows/watchdog.py", "host=${\$node->host} port=${\$node->port} dbname=postgres", $log ], '<', \undef, '>', \$out, '2>', \$error);
+	is($error, '', 'the watchdog came to its end');
+	my @found = $out =~ /^found: .*$/mg;
+	is(join("\n", @found[0 .. ($#found < 4 ? $#found : 4)]), '', 'each job started when it could, and none too early');
+	diag $_ foreach $out =~ /^figure: .*$/mg;
+	my ($instants) = $out =~ /^instants: (\d+)$/m;
+	cmp_ok($instants, '>', 1000, 'instants at which a job could start');
+	diag 'figure: ' . join(', ', map { "$_ $count{$_}" } sort keys %count);
+	cmp_ok($count{$_} // 0, '>', 0, "while jobs are kept from starting, there were: $_") foreach keys %watched_trouble;
+	return;
+}
+
 start_all();
 rage($seconds * 0.7, ('crashes', 'nines') x (1 + int($seconds / 120)));
 # All are killed, and the server crashes; from there on it counts.
@@ -251,7 +364,9 @@ cmp_ok($met{$_}, '>', 0, "there were: $_") foreach qw(lost again probes);
 cmp_ok($done{$_} // 0, '>', 0, "there were: $_") foreach qw(kills terminations alters rights stalls crashes nines);
 is_sql($node, "SELECT string_agg(f, ' ') FROM unnest('{graph,events,fan,seq,debounce,kinds,trips,undo,limited,elastic,grouped,permits,turns}'::text[]) f
 	WHERE NOT EXISTS (SELECT FROM effects WHERE flow = f)", '', 'each flow had effects');
-is(unexpected($node, qw(IQ001 IQ002 IQ006 42501 57014 57P01 57P02 57P03 08006)), '', 'no error but refusals, and of those that were ended');
+keep_from_starting();
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'and check() is clean');
+is(unexpected($node, qw(22023 IQ001 IQ002 IQ006 42501 57014 57P01 57P02 57P03 08006)), '', 'no error but refusals, and of those that were ended');
 diag 'figure: ' . join(', ', map { "$_ " . ($done{$_} // 0) } sort keys %trouble);
 diag 'figure: clients met ' . join(', ', map { "$_ $met{$_}" } sort keys %met);
 $orders .= "end\n";

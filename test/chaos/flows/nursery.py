@@ -11,11 +11,15 @@ import sys
 import traceback
 
 from producer import Producer
+from sleeper import Feeder, Holder, Pinger, Sleeper
 from turner import Turner
 from watcher import Watcher
 from worker import Worker
 
-PROGRAMS = {"producer": Producer, "turner": Turner, "watcher": Watcher, "worker": Worker}
+PROGRAMS = {
+    "producer": Producer, "turner": Turner, "watcher": Watcher, "worker": Worker,
+    "sleeper": Sleeper, "feeder": Feeder, "holder": Holder, "pinger": Pinger,
+}
 dsn, log, seed = sys.argv[1:]
 running = {}
 

@@ -1,0 +1,173 @@
+"""sleeper.py: clients of the second part, in which jobs are kept from starting; README.md here, arguments in common.py.
+
+A Sleeper works the queues that it is given in place of a tenant, and sleeps in idemq.wait_any for as
+long as it takes: nothing but idemq wakes it.  A Feeder enqueues, a Holder pauses and resumes, and a
+Pinger measures how late this machine is.  Lines of the log that begin with "watch" are for watchdog.py:
+
+    watch seeks NAME TIME QUEUES    sleeps or claims from here on
+    watch tries NAME TIME QUEUES    claims, and will roll back; until its next line nothing is known of these queues
+    watch leaves NAME TIME          has a job, or has lost its session
+    watch answered ID TIME          the transaction of that row of happened is known to have committed
+    watch late BEGIN END SECONDS    of this time the machine has used so much
+"""
+
+import time
+
+import psycopg
+
+from common import FlowClient
+
+NAMES = ("g0", "g1", "g2", "g3")
+LONG = "10 min"
+
+
+class WatchedClient(FlowClient):
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.queues = self.tenant.split(",")
+
+    def mark(self, what, *more):
+        self.note("watch", what, self.name, f"{time.time():.6f}", *more)
+
+    def answered(self, number):
+        self.note("watch answered", number, f"{time.time():.6f}")
+
+    def grouped(self, queue):
+        return self.ask("SELECT grouped FROM watched WHERE queue = %s", (queue,))[0][0]
+
+    def transaction(self, sql, args, rolls_back=0.0):
+        """Runs a statement in a transaction of its own; its only row, or None if it was rolled back."""
+        self.execute("BEGIN")
+        row = self.one(sql, args)
+        if self.dice.random() < 0.3:
+            time.sleep(self.dice.uniform(0, 0.03))
+        if self.dice.random() < rolls_back:
+            self.execute("ROLLBACK")
+            return None
+        self.execute("COMMIT")
+        return row
+
+
+class Sleeper(WatchedClient):
+    def work(self):
+        """Until the session is lost, whatever that takes with it."""
+        try:
+            self.attempts()
+        except psycopg.DatabaseError as error:
+            self.mark("leaves")
+            if self.is_lost(error):
+                self.connect()
+            elif error.sqlstate in ("IQ001", "IQ002", "57014"):
+                self.rollback()
+            else:
+                raise
+        return True
+
+    def attempts(self):
+        while not self.ended:
+            rolls_back = self.dice.random() < 0.03
+            self.mark("seeks", self.tenant)
+            job = None
+            while job is None:
+                self.rows("CALL idemq.wait_any(%s, %s)", (self.queues, LONG))
+                if rolls_back:
+                    self.mark("tries", self.tenant)
+                job = self.transaction("SELECT * FROM watch_claim(%s, %s, %s)",
+                                       (self.queues, self.name, self.dice.random() < 0.5), 1 if rolls_back else 0)
+                if rolls_back:
+                    break
+            if job is not None:
+                self.mark("leaves")
+                self.attempt(*job)
+
+    def attempt(self, job, token, queue, name):
+        if self.dice.random() < 0.5:
+            time.sleep(self.dice.uniform(0, 0.2))
+        if self.dice.random() < 0.2:
+            self.hold(job, token, queue, name)
+        how = self.dice.choices(("commit", "fail", "release", "nothing"), (80, 10, 8, 2))[0]
+        if how == "nothing":
+            return
+        delay = 0.0 if self.dice.random() < 0.5 else self.dice.uniform(0.02, 0.8)
+        self.transaction("SELECT watch_end(%s, %s, %s, %s, %s, make_interval(secs => %s))", (queue, name, job, token, how, delay))
+
+    def hold(self, job, token, queue, name):
+        scope = "group" if name is not None and self.dice.random() < 0.7 else "queue"
+        delay = self.dice.uniform(0.05, 0.4) if self.dice.random() < 0.7 else self.dice.uniform(0.4, 3)
+        try:
+            row = self.transaction("SELECT watch_hold(%s, %s, %s, %s, make_interval(secs => %s), %s)",
+                                   (queue, name, job, token, delay, scope), 0.1)
+        except psycopg.errors.InvalidParameterValue:  # another one has ended, and no claim has followed
+            self.execute("ROLLBACK")
+            return
+        if row is not None:
+            self.answered(row[0])
+
+
+class Feeder(WatchedClient):
+    """Some jobs at a time, so that workers become idle."""
+
+    def work(self):
+        queue = self.dice.choice(self.queues)
+        if self.ask("SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id(%s) AND finished_at IS NULL", (queue,))[0][0] < 6:
+            grouped = self.grouped(queue)
+            for _ in range(self.dice.choice((1, 1, 2, 3))):
+                name = self.dice.choice(NAMES) if grouped and self.dice.random() < 0.9 else None
+                delay = 0.0 if self.dice.random() < 0.4 else self.dice.uniform(0.02, 0.8)
+                self.do(lambda name=name, delay=delay: self.transaction("SELECT watch_enqueue(%s, %s, make_interval(secs => %s))", (queue, name, delay), 0.03))
+        time.sleep(self.dice.uniform(0.01, 0.1))
+        return True
+
+
+class Holder(WatchedClient):
+    """What another one of its name has left paused ends first."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.begun = False
+
+    def work(self):
+        if not self.begun:
+            self.resume_all()
+            self.begun = True
+        queue = self.dice.choice(self.queues)
+        name = self.dice.choice(NAMES) if self.grouped(queue) and self.dice.random() < 0.6 else None
+        if self.dice.random() < 0.2:
+            self.resume(queue, name)
+        elif self.dice.random() < 0.6:
+            self.pause(queue, name, self.dice.uniform(0.05, 0.5))
+        else:
+            self.pause(queue, name, None)
+            time.sleep(self.dice.uniform(0.02, 0.4))
+            self.resume(queue, name)
+        time.sleep(self.dice.uniform(0.02, 0.2))
+        return True
+
+    def pause(self, queue, name, delay):
+        def work():
+            row = self.transaction("SELECT watch_pause(%s, %s, make_interval(secs => %s))", (queue, name, delay), 0.05)
+            if row is not None:
+                self.answered(row[0])
+
+        self.do(work)
+
+    def resume(self, queue, name):
+        self.do(lambda: self.transaction("SELECT watch_resume(%s, %s)", (queue, name)))
+
+    def resume_all(self):
+        for queue in self.queues:
+            for name in (*(NAMES if self.grouped(queue) else ()), None):
+                self.resume(queue, name)
+
+
+class Pinger(WatchedClient):
+    """How late a process wakes and a session answers, that idemq has no part in."""
+
+    def work(self):
+        begin = time.time()
+        time.sleep(0.005)
+        self.ask("SELECT 1")
+        end = time.time()
+        if end - begin > 0.02:
+            self.note("watch late", f"{begin:.6f} {end:.6f} {end - begin - 0.005:.6f}")
+        return True

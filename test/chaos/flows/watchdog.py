@@ -1,0 +1,365 @@
+#!/usr/bin/python3
+"""watchdog.py DSN LOG: whether each job started that could, and none that must not; README.md here.
+
+Run when all jobs are done.  The ledger happened and the lines "watch" of the log say what was the case at each
+instant.  A queue is open while it certainly has a job that may start: committed and due, no hold and no pause of
+its queue or group, room at every limit, and a session that seeks a job.  Whatever is doubtful (a claim whose fate
+is not known, a client that was killed, a crash) counts as not open.  From an instant at which a queue
+becomes open, until a job of it starts or it is not open any more, at most LIMIT may pass.  Time that the machine has
+lost (the lines "watch late") does not count, LATE_FACTOR times, since several processes take part in a start.
+
+Each violation is a line "found: ...", each count "figure: ...", and the number of instants "instants: N".
+"""
+
+import heapq
+import sys
+from bisect import bisect_right
+from collections import Counter, defaultdict, deque
+from itertools import count
+
+import psycopg
+
+LIMIT = 1.0
+LATE_FACTOR = 4
+COUNTS_FOR = 17 / 16  # periods that a start counts for a rate at most
+FOREVER = float("inf")
+
+dsn, log = sys.argv[1:]
+conn = psycopg.connect(dsn, autocommit=True)
+
+
+def rows(sql):
+    return conn.execute(sql).fetchall()
+
+
+def found(what, *details):
+    print("found:", what, *details)
+
+
+class Late:
+    """The time that the machine has lost, up to a time."""
+
+    def __init__(self, spans):
+        self.begins, self.ends, self.sums = [], [], [0.0]
+        for begin, end, late in sorted(spans):
+            self.begins.append(begin)
+            self.ends.append(end)
+            self.sums.append(self.sums[-1] + late)
+
+    def between(self, begin, end):
+        """All that was lost in spans that overlap."""
+        first = bisect_right(self.ends, begin)
+        last = bisect_right(self.begins, end)
+        return max(self.sums[last] - self.sums[first], 0.0) if last > first else 0.0
+
+
+class Queue:
+    """What is certain about a queue at one instant."""
+
+    def __init__(self, name, grouped, max_running, group_max_running, rate, group_rate, period):
+        self.name, self.grouped = name, grouped
+        self.max_running = max_running or FOREVER
+        self.group_max_running = group_max_running
+        self.rate, self.group_rate, self.period = rate, group_rate, period * COUNTS_FOR + 0.005
+        self.waiting = {}  # job: (name of its group, since when it is due)
+        self.running = {}  # job: name; its attempt may be lost, and then it is not known when it is due
+        self.closings = []  # [scope, until, when it committed, kind]
+        self.starts, self.group_starts = deque(), defaultdict(deque)
+        self.seeking, self.doubtful = set(), set()
+        self.since, self.cause = None, None  # open since when, and what has opened it
+        self.last = deque(maxlen=40)
+
+    def closed(self, scope, now):
+        return any(c[0] == scope and c[1] > now for c in self.closings)
+
+    def charge(self, now, name=None, every_group=False):
+        """A start counts for the rates; one that may have been rolled back perhaps in any group."""
+        self.starts.append(now)
+        for group in list(self.group_starts) if every_group else [name]:
+            self.group_starts[group].append(now)
+
+    def at_rate(self, starts, limit, now):
+        while starts and starts[0] <= now - self.period:
+            starts.popleft()
+        return limit is not None and len(starts) >= limit
+
+    def startable(self, now):
+        """The jobs of which one may certainly start, if a session seeks one."""
+        if self.doubtful or self.closed(None, now) or len(self.running) >= self.max_running or self.at_rate(self.starts, self.rate, now):
+            return []
+        groups = defaultdict(list)
+        for job, (name, due) in self.waiting.items():
+            groups[name].append((job, due))
+        running = Counter(self.running.values())
+        able = []
+        for name, jobs in groups.items():
+            if name is None:
+                able += [job for job, due in jobs if due <= now]
+            # Which job is next, and what it may have to wait for, is the business of idemq: all of them are due.
+            elif (running[name] < self.group_max_running and all(due <= now for _, due in jobs) and not self.closed(name, now)
+                  and not self.at_rate(self.group_starts[name], self.group_rate, now)):
+                able += [job for job, _ in jobs]
+        return able
+
+    def state(self, now):
+        return (f"queue {self.name}: waiting {self.waiting}, running {self.running}, "
+                f"closings {[c for c in self.closings if c[1] > now - 3]}, seeking {sorted(self.seeking)}, "
+                f"starts {[round(t - now, 3) for t in self.starts]}, before: " + "; ".join(f"{t - now:.3f} {what}" for t, what in self.last))
+
+
+class Watchdog:
+    def __init__(self):
+        self.queues = {row[0]: Queue(*row) for row in rows(
+            "SELECT queue, grouped, max_running, group_max_running, rate, group_rate, extract(epoch FROM period)::float8 FROM watched")}
+        self.sessions = {}  # name: its queues
+        self.heap, self.order = [], count()
+        self.opened, self.latest, self.worst = Counter(), Counter(), []
+        self.away = set()  # why no instant counts right now
+        self.late = None
+        self.answered = {}
+        self.read_ledger()
+        self.read_log()
+
+    def at(self, when, kind, *args):
+        heapq.heappush(self.heap, (when, next(self.order), kind, args))
+
+    def read_ledger(self):
+        self.ledger = rows("SELECT id, what, queue, name, job, token, extract(epoch FROM t0)::float8, extract(epoch FROM t1)::float8, "
+                           "extract(epoch FROM ready)::float8, extract(epoch FROM until)::float8, "
+                           "extract(epoch FROM pg_xact_commit_timestamp(xmin))::float8, worker FROM happened ORDER BY id")
+        for row in self.ledger:
+            what, t0, committed = row[1], row[6], row[10]
+            # A job that is claimed may be gone from when the claim began; a hold or pause may be in force from then on.
+            self.at(t0 if what in ("start", "hold", "pause") else committed, what, *row)
+
+    def read_log(self):
+        spans = []
+        with open(log, encoding="utf-8") as file:
+            for line in file:
+                words = line.split()
+                if words[:1] != ["watch"]:
+                    continue
+                if words[1] == "late":
+                    spans.append(tuple(map(float, words[2:])))
+                elif words[1] == "answered":
+                    self.answered[int(words[2])] = float(words[3])
+                else:
+                    self.at(float(words[3]), words[1], words[2], *words[4:])
+        self.late = Late(spans)
+
+    # ---- What happens
+
+    def run(self):
+        while self.heap:
+            now, _, kind, args = heapq.heappop(self.heap)
+            touched = getattr(self, "on_" + kind)(now, *args) or ()
+            for queue in touched:
+                self.judge(queue, now, kind)
+
+    def judge(self, queue, now, kind):
+        is_open = not self.away and queue.seeking and queue.startable(now)
+        if is_open and queue.since is None:
+            queue.since, queue.cause = now, kind
+        elif not is_open and queue.since is not None:
+            self.close(queue, now, kind)
+
+    def close(self, queue, now, kind, started=None):
+        """The queue is not open any more, or a job has started at that time."""
+        end = started or now
+        took = end - queue.since
+        lost = self.late.between(queue.since, end)
+        if took - lost * LATE_FACTOR > LIMIT:
+            found(f"no job started for {took:.3f} s ({lost:.3f} s lost) from {queue.since:.6f} on, opened by {queue.cause}, ended by {kind};", queue.state(queue.since))
+        if started is not None:
+            self.opened[queue.cause] += 1
+            self.latest[queue.cause] = max(self.latest[queue.cause], took)
+            self.worst.append(took - lost * LATE_FACTOR)
+        queue.since = None
+
+    def on_enqueue(self, now, _id, _what, q, name, job, _token, _t0, _t1, ready, *_):
+        queue = self.note(now, q, f"enqueue {job} {name}")
+        self.wait(queue, job, name, ready, now)
+        return [queue]
+
+    def wait(self, queue, job, name, ready, now):
+        queue.waiting[job] = (name, ready)
+        queue.group_starts.setdefault(name, deque())
+        if ready > now:
+            self.at(ready, "due", queue)
+
+    def note(self, now, q, what):
+        queue = self.queues[q]
+        queue.last.append((now, what))
+        return queue
+
+    def on_start(self, now, _id, _what, q, name, job, token, _t0, t1, _ready, _until, _committed, worker):
+        queue = self.note(now, q, f"start {job} {name} by {worker}")
+        if queue.since is not None:
+            self.close(queue, now, "start", max(t1, queue.since))
+        queue.waiting.pop(job, None)
+        queue.running[job] = name
+        queue.charge(t1, name)
+        self.at(t1 + queue.period, "rate", queue)
+        self.leave(worker)
+        return self.queues.values()
+
+    def ended(self, now, _id, what, q, name, job, _token, _t0, _t1, ready, *_):
+        queue = self.note(now, q, f"{what} {job} {name}")
+        queue.running.pop(job, None)
+        if what != "commit":
+            self.wait(queue, job, name, ready, now)
+        return [queue]
+
+    on_commit = on_fail = on_release = ended
+
+    def closing(self, now, _id, what, q, name, _job, _token, _t0, _t1, _ready, until, committed, _worker):
+        queue = self.note(now, q, f"{what} {name} until {until - now:.3f}")
+        queue.closings = [c for c in queue.closings if c[1] > now - 3]
+        queue.closings.append([name, until, committed, what])
+        if until < FOREVER:
+            self.at(until, f"{what}_ends", queue)
+        return [queue]
+
+    on_hold = on_pause = closing
+
+    def on_resume(self, now, _id, _what, q, name, _job, _token, t0, *_):
+        queue = self.note(now, q, f"resume {name}")
+        for c in queue.closings:
+            # Of the groups, a resume of the queue ends only holds.
+            if c[2] < t0 and (c[0] == name or (name is None and c[3] == "hold")):
+                c[1] = min(c[1], now)
+        queue.closings = [c for c in queue.closings if c[1] > now]
+        return [queue]
+
+    def on_due(self, _now, queue):
+        return [queue]
+
+    on_rate = on_hold_ends = on_pause_ends = on_due
+
+    def leave(self, name):
+        for q in self.sessions.get(name, ()):
+            self.queues[q].seeking.discard(name)
+
+    def on_seeks(self, _now, name, queues):
+        self.sessions[name] = queues.split(",")
+        for q in self.sessions[name]:
+            self.queues[q].seeking.add(name)
+            self.queues[q].doubtful.discard(name)
+        return [self.queues[q] for q in self.sessions[name]]
+
+    def on_tries(self, now, name, *_):
+        self.leave(name)
+        for q in self.sessions[name]:
+            self.queues[q].doubtful.add(name)
+        return self.reset(name, now)
+
+    def reset(self, name, now):
+        """A claim may have taken a job, which may be back only now, and may count for the rates."""
+        queues = [self.queues[q] for q in self.sessions[name]]
+        for queue in queues:
+            queue.last.append((now, f"{name} left"))
+            if queue.since is not None:
+                self.close(queue, now, "a client that left")
+            queue.charge(now, every_group=True)
+            self.at(now + queue.period, "rate", queue)
+        return queues
+
+    def on_leaves(self, now, name, *_):
+        was_trying = any(name in self.queues[q].seeking or name in self.queues[q].doubtful for q in self.sessions.get(name, ()))
+        self.leave(name)
+        for q in self.sessions.get(name, ()):
+            self.queues[q].doubtful.discard(name)
+        return self.reset(name, now) if was_trying else ()
+
+    on_killed = on_leaves
+
+    def on_stops(self, now, name, *_):
+        return self.on_tries(now, name) if name in self.sessions else ()
+
+    on_continues = on_leaves
+
+    def on_away(self, now, why):
+        self.away.add(why)
+        return self.queues.values()
+
+    def on_back(self, now, why):
+        """After a crash, all rates are used up."""
+        self.away.discard(why)
+        if why == "crash":
+            for queue in self.queues.values():
+                for _ in range(queue.rate or queue.group_rate or 1):
+                    queue.charge(now, every_group=True)
+                self.at(now + queue.period, "rate", queue)
+        return self.queues.values()
+
+    def on_end(self, now, *_):
+        self.away.add("end")
+        return self.queues.values()
+
+    # ---- What must not happen
+
+    def check_ledger(self):
+        ends = Counter()
+        for row in self.ledger:
+            if row[1] == "commit":
+                ends[row[4]] += 1
+        for job, n in ends.items():
+            if n > 1:
+                found("two effects of a job", job)
+        for row in self.ledger:
+            if row[1] == "enqueue" and not ends[row[4]]:
+                found("no effect of a job", row[4], row[2])
+        starts = defaultdict(list)
+        for row in self.ledger:
+            if row[1] == "start":
+                starts[row[2]].append(row)
+        checked = self.check_closings(starts)
+        checked += self.check_rates(starts)
+        print("figure: starts", sum(map(len, starts.values())), "effects", sum(ends.values()), "checked for rates and closings", checked)
+
+    def check_closings(self, starts):
+        """No start certainly began after a hold or pause had committed, and was over before its end, or before a call that changes it."""
+        checked = 0
+        for number, what, q, name, _, _, t0, _, _, until, *_ in self.ledger:
+            if what not in ("hold", "pause") or number not in self.answered:
+                continue
+            begin, end = self.answered[number], until
+            for other in self.ledger:
+                ends_it = other[1] == "resume" and (other[3] == name or (other[3] is None and what == "hold"))
+                ends_it |= other[1] == what == "pause" and other[3] == name and other[0] != number
+                if other[2] == q and ends_it and other[10] >= t0:
+                    end = min(end, other[6])
+            for start in starts[q]:
+                if start[6] > begin and start[7] < end:
+                    checked += 1
+                    if name is None or start[3] == name:
+                        found("a start in a", what, f"of {q} {name} from {begin:.6f} to {end:.6f}:", start)
+        return checked
+
+    def check_rates(self, starts):
+        checked = 0
+        for q, of_queue in starts.items():
+            queue = self.queues[q]
+            by_group = defaultdict(list)
+            for start in of_queue:
+                by_group[start[3]].append(start)
+            period = queue.period - 0.005
+            for limit, line in [(queue.rate, of_queue)] + [(queue.group_rate, line) for name, line in by_group.items() if name is not None]:
+                if limit is None:
+                    continue
+                line.sort(key=lambda start: start[7])
+                for first, last in zip(line, line[limit:]):
+                    checked += 1
+                    if last[7] - first[6] < period / COUNTS_FOR:
+                        found(f"{limit + 1} starts within {last[7] - first[6]:.6f} s in {q} {first[3]}:", first, last)
+        return checked
+
+
+watchdog = Watchdog()
+watchdog.run()
+watchdog.check_ledger()
+print("figure: opened by:", ", ".join(f"{cause} {n} ({watchdog.latest[cause] * 1000:.0f} ms)" for cause, n in sorted(watchdog.opened.items())))
+watchdog.worst.sort()
+print(f"figure: the machine was late by {watchdog.late.sums[-1]:.2f} s; the latest starts came after",
+      ", ".join(f"{took * 1000:.0f} ms" for took in watchdog.worst[-3:]))
+print("instants:", sum(watchdog.opened.values()))
