@@ -4,7 +4,8 @@
 # asked for and what was done stand in ledgers; test/chaos/flows/account.py compares them.
 #
 # IDEMQ_FLOWS=seconds (12; make chaos: SOAK); FLOWS_SEED=n makes the choices of a run again
-# (not its interleaving).
+# (not its interleaving).  FLOWS_PART=watch runs only the second part, in which jobs are kept from starting by holds,
+# pauses and rates, and test/chaos/flows/watchdog.py looks whether each started as soon as it could.
 # slow: a load of 12 s, with random faults
 # at least 36 assertions
 #
@@ -322,53 +323,62 @@ sub keep_from_starting
 	return;
 }
 
-start_all();
-rage($seconds * 0.7, ('crashes', 'nines') x (1 + int($seconds / 120)));
-# All are killed, and the server crashes; from there on it counts.
-kill_client($_) foreach @clients;
-@clients = ();
-crash($node);
-my ($before, $again) = ('', '');
-while (1)
+sub part_one
 {
-	($before, $again) = ($again, sql($node, "$counters ORDER BY 1"));
-	last if $before eq $again;
-	sleep 0.5;
-}
-sql($node, "CREATE TABLE at_start AS $counters");
-my $effects = sql($node, 'SELECT coalesce(max(seq), 0) FROM effects');
-start_all();
-rage($seconds * 0.3);
-end_clients('the end');
-drain('the end');
+	start_all();
+	rage($seconds * 0.7, ('crashes', 'nines') x (1 + int($seconds / 120)));
+	# All are killed, and the server crashes; from there on it counts.
+	kill_client($_) foreach @clients;
+	@clients = ();
+	crash($node);
+	my ($before, $again) = ('', '');
+	while (1)
+	{
+		($before, $again) = ($again, sql($node, "$counters ORDER BY 1"));
+		last if $before eq $again;
+		sleep 0.5;
+	}
+	sql($node, "CREATE TABLE at_start AS $counters");
+	my $effects = sql($node, 'SELECT coalesce(max(seq), 0) FROM effects');
+	start_all();
+	rage($seconds * 0.3);
+	end_clients('the end');
+	drain('the end');
 
-is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
-my ($out, $error) = ('', '');
-IPC::Run::run([ '/usr/bin/python3', "$flows/account.py", "host=${\$node->host} port=${\$node->port} dbname=postgres" ], '<', \undef, '>', \$out, '2>', \$error);
-is($error, '', 'the account came to its end');
-is(join("\n", $out =~ /^found: .*$/mg), '', 'nothing was found');
-diag $_ foreach $out =~ /^figure: .*$/mg;
-is_sql($node, "SELECT c.queue, c.came - s.came, c.went - s.went, s.there, c.there FROM ($counters) c JOIN at_start s USING (queue)
-	WHERE s.there + c.came - s.came <> c.went - s.went + c.there", '', 'what came, went or is there');
-is_sql($node, "SELECT m.queue, committed_total, count(e.job) FROM idemq.metrics m LEFT JOIN (SELECT c.queue, e.job FROM effects e JOIN claims c USING (job, token)
-	WHERE e.seq > $effects) e USING (queue) WHERE m.queue ~ '^t\\d' GROUP BY 1, 2 HAVING committed_total <> count(e.job)", '', 'commits are counted');
-my %met = map { $_ => 0 } qw(lost again IQ001 IQ006 57014 probes unknown-kind);
-my %foreign;
-foreach (split /\n/, slurp_file($log))
-{
-	$met{$_}++ if /^\S+$/;
-	$foreign{$_}++ if /^foreign/;
+	is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
+	my ($out, $error) = ('', '');
+	IPC::Run::run([ '/usr/bin/python3', "$flows/account.py", "host=${\$node->host} port=${\$node->port} dbname=postgres" ], '<', \undef, '>', \$out, '2>', \$error);
+	is($error, '', 'the account came to its end');
+	is(join("\n", $out =~ /^found: .*$/mg), '', 'nothing was found');
+	diag $_ foreach $out =~ /^figure: .*$/mg;
+	is_sql($node, "SELECT c.queue, c.came - s.came, c.went - s.went, s.there, c.there FROM ($counters) c JOIN at_start s USING (queue)
+		WHERE s.there + c.came - s.came <> c.went - s.went + c.there", '', 'what came, went or is there');
+	is_sql($node, "SELECT m.queue, committed_total, count(e.job) FROM idemq.metrics m LEFT JOIN (SELECT c.queue, e.job FROM effects e JOIN claims c USING (job, token)
+		WHERE e.seq > $effects) e USING (queue) WHERE m.queue ~ '^t\\d' GROUP BY 1, 2 HAVING committed_total <> count(e.job)", '', 'commits are counted');
+	my %met = map { $_ => 0 } qw(lost again IQ001 IQ006 57014 probes unknown-kind);
+	my %foreign;
+	foreach (split /\n/, slurp_file($log))
+	{
+		$met{$_}++ if /^\S+$/;
+		$foreign{$_}++ if /^foreign/;
+	}
+	is(join("\n", sort keys %foreign), '', 'nothing of another tenant was seen or answered');
+	cmp_ok($met{$_}, '>', 0, "there were: $_") foreach qw(lost again probes);
+	cmp_ok($done{$_} // 0, '>', 0, "there were: $_") foreach qw(kills terminations alters rights stalls crashes nines);
+	is_sql($node, "SELECT string_agg(f, ' ') FROM unnest('{graph,events,fan,seq,debounce,kinds,trips,undo,limited,elastic,grouped,permits,turns}'::text[]) f
+		WHERE NOT EXISTS (SELECT FROM effects WHERE flow = f)", '', 'each flow had effects');
+	diag 'figure: ' . join(', ', map { "$_ " . ($done{$_} // 0) } sort keys %trouble);
+	diag 'figure: clients met ' . join(', ', map { "$_ $met{$_}" } sort keys %met);
+	return;
 }
-is(join("\n", sort keys %foreign), '', 'nothing of another tenant was seen or answered');
-cmp_ok($met{$_}, '>', 0, "there were: $_") foreach qw(lost again probes);
-cmp_ok($done{$_} // 0, '>', 0, "there were: $_") foreach qw(kills terminations alters rights stalls crashes nines);
-is_sql($node, "SELECT string_agg(f, ' ') FROM unnest('{graph,events,fan,seq,debounce,kinds,trips,undo,limited,elastic,grouped,permits,turns}'::text[]) f
-	WHERE NOT EXISTS (SELECT FROM effects WHERE flow = f)", '', 'each flow had effects');
+
+SKIP: {
+	skip 'FLOWS_PART=watch', 21 if ($ENV{FLOWS_PART} // '') eq 'watch';
+	part_one();
+}
 keep_from_starting();
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'and check() is clean');
 is(unexpected($node, qw(22023 IQ001 IQ002 IQ006 42501 57014 57P01 57P02 57P03 08006)), '', 'no error but refusals, and of those that were ended');
-diag 'figure: ' . join(', ', map { "$_ " . ($done{$_} // 0) } sort keys %trouble);
-diag 'figure: clients met ' . join(', ', map { "$_ $met{$_}" } sort keys %met);
 $orders .= "end\n";
 $nursery->finish;
 is($nursery->result(0) . slurp_file("$log.nursery"), '0', 'the nursery came through');
