@@ -36,7 +36,7 @@ my @turners = qw(single.1 pair.1 pair.2);
 
 srand($seed);
 diag "figure: seed $seed: FLOWS_SEED=$seed repeats its choices";
-my $node = new_server('flows', track_commit_timestamp => 'on', 'idemq.worker' => 'on', max_connections => 60, log_statement => 'none', restart_after_crash => 'on',
+my $node = new_server('flows', track_commit_timestamp => 'on', 'idemq.worker' => 'on', max_connections => 80, log_statement => 'none', restart_after_crash => 'on',
 	'idemq.purge_interval' => '1s', autovacuum_naptime => '5s', deadlock_timeout => '100ms');
 $node->safe_psql('postgres', slurp_file("$flows/setup.sql"), extra_params => [ '-v', "tenants=$tenants", '-v', "slow=$slow" ]);
 
@@ -212,7 +212,7 @@ my $counters = q{SELECT queue, enqueued_total + redriven_total + reruns_total AS
 
 # ---- The second part: jobs are kept from starting by holds, pauses and rates, and each must start when it may.
 
-my @watched = qw(plain busy shared fifo permits tenants rate rates one);
+my @watched = map { my $kind = $_; map { "w.$kind$_" } 1 .. 3 } qw(plain fifo permits tenants rate rates one);
 my $watched_ours = q{FROM (SELECT pid FROM pg_stat_activity WHERE application_name ~ '^flows-(sleeper|feeder|holder)' ORDER BY random() LIMIT 1) x};
 
 # A line for the watchdog.
@@ -278,12 +278,13 @@ sub keep_from_starting
 	$node->safe_psql('postgres', slurp_file("$flows/watch.sql"));
 	foreach my $q (@watched)
 	{
-		start_client($slot++, 'sleeper', "w.$q") foreach 1 .. 2;
+		start_client($slot++, 'sleeper', $q) foreach 1 .. 2;
 	}
-	start_client($slot++, 'sleeper', $_) foreach 'w.plain,w.busy', 'w.shared,w.fifo,w.rate';
-	start_client($slot++, $_, 'w.plain,w.busy,w.one') foreach qw(feeder holder);
-	start_client($slot++, $_, 'w.shared,w.fifo,w.permits') foreach qw(feeder holder);
-	start_client($slot++, $_, 'w.tenants,w.rate,w.rates') foreach qw(feeder holder);
+	start_client($slot++, 'sleeper', $_) foreach 'w.plain1,w.fifo1', 'w.permits1,w.tenants1,w.rate1';
+	foreach my $n (0 .. 2)
+	{
+		start_client($slot++, $_, join ',', @watched[ map { 7 * $n + $_ } 0 .. 6 ]) foreach qw(feeder holder);
+	}
 	my $pinger = $slot;
 	start_client($pinger, 'pinger', 'w.plain');
 	pid($_) foreach @clients;

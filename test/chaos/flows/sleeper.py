@@ -84,7 +84,10 @@ class Sleeper(WatchedClient):
         if self.dice.random() < 0.5:
             time.sleep(self.dice.uniform(0, 0.2))
         if self.dice.random() < 0.2:
-            self.hold(job, token, queue, name)
+            delay = self.hold(job, token, queue, name)
+            # It may come back only after the end, when nobody but idemq has known of it.
+            if self.dice.random() < 0.4:
+                time.sleep(min(delay, 1) + self.dice.uniform(0, 2.5))
         how = self.dice.choices(("commit", "fail", "release", "nothing"), (80, 10, 8, 2))[0]
         if how == "nothing":
             return
@@ -93,30 +96,43 @@ class Sleeper(WatchedClient):
 
     def hold(self, job, token, queue, name):
         scope = "group" if name is not None and self.dice.random() < 0.7 else "queue"
-        delay = self.dice.uniform(0.05, 0.4) if self.dice.random() < 0.7 else self.dice.uniform(0.4, 3)
+        delay = self.dice.uniform(0.05, 0.4) if self.dice.random() < 0.6 else self.dice.uniform(0.4, 2 if self.dice.random() < 0.9 else 3)
         try:
             row = self.transaction("SELECT watch_hold(%s, %s, %s, %s, make_interval(secs => %s), %s)",
                                    (queue, name, job, token, delay, scope), 0.1)
         except psycopg.errors.InvalidParameterValue:  # another one has ended, and no claim has followed
             self.execute("ROLLBACK")
-            return
+            return 0
         if row is not None:
             self.answered(row[0])
+        return delay
 
 
 class Feeder(WatchedClient):
-    """Some jobs at a time, so that workers become idle."""
+    """Some jobs at a time, and then none for a while: whoever is not woken for one of them is not woken by the next, either."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.next = dict.fromkeys(self.queues, 0.0)
 
     def work(self):
-        queue = self.dice.choice(self.queues)
-        if self.ask("SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id(%s) AND finished_at IS NULL", (queue,))[0][0] < 6:
-            grouped = self.grouped(queue)
-            for _ in range(self.dice.choice((1, 1, 2, 3))):
-                name = self.dice.choice(NAMES) if grouped and self.dice.random() < 0.9 else None
-                delay = 0.0 if self.dice.random() < 0.4 else self.dice.uniform(0.02, 0.8)
-                self.do(lambda name=name, delay=delay: self.transaction("SELECT watch_enqueue(%s, %s, make_interval(secs => %s))", (queue, name, delay), 0.03))
-        time.sleep(self.dice.uniform(0.01, 0.1))
+        for queue in self.queues:
+            if self.next[queue] < time.time():
+                self.feed(queue)
+        time.sleep(0.02)
         return True
+
+    def feed(self, queue):
+        if self.ask("SELECT EXISTS (SELECT FROM idemq.jobs WHERE queue_id = idemq.queue_id(%s) AND finished_at IS NULL)", (queue,))[0][0]:
+            # Long enough for the watchdog, if they should sleep.
+            if time.time() < self.next[queue] + 3:
+                return
+        grouped = self.grouped(queue)
+        for _ in range(self.dice.choice((1, 2, 3, 5))):
+            name = self.dice.choice(NAMES) if grouped and self.dice.random() < 0.9 else None
+            delay = 0.0 if self.dice.random() < 0.4 else self.dice.uniform(0.02, 0.8)
+            self.do(lambda name=name, delay=delay: self.transaction("SELECT watch_enqueue(%s, %s, make_interval(secs => %s))", (queue, name, delay), 0.03))
+        self.next[queue] = time.time() + self.dice.uniform(0, 0.3)
 
 
 class Holder(WatchedClient):
@@ -124,24 +140,29 @@ class Holder(WatchedClient):
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.begun = False
+        self.next = {}
 
     def work(self):
-        if not self.begun:
+        if not self.next:
             self.resume_all()
-            self.begun = True
-        queue = self.dice.choice(self.queues)
-        name = self.dice.choice(NAMES) if self.grouped(queue) and self.dice.random() < 0.6 else None
+            self.next = {queue: time.time() + self.dice.uniform(0, 3) for queue in self.queues}
+        queue = min(self.next, key=self.next.get)
+        if self.next[queue] < time.time():
+            self.change(queue)
+            self.next[queue] = time.time() + self.dice.uniform(0.2, 4)
+        time.sleep(0.02)
+        return True
+
+    def change(self, queue):
+        name = self.dice.choice(NAMES) if self.grouped(queue) and self.dice.random() < 0.7 else None
         if self.dice.random() < 0.2:
             self.resume(queue, name)
         elif self.dice.random() < 0.6:
-            self.pause(queue, name, self.dice.uniform(0.05, 0.5))
+            self.pause(queue, name, self.dice.uniform(0.05, 1))
         else:
             self.pause(queue, name, None)
             time.sleep(self.dice.uniform(0.02, 0.4))
             self.resume(queue, name)
-        time.sleep(self.dice.uniform(0.02, 0.2))
-        return True
 
     def pause(self, queue, name, delay):
         def work():

@@ -7,17 +7,17 @@ CREATE TABLE happened (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, what 
 	t0 timestamptz, t1 timestamptz DEFAULT clock_timestamp(), ready timestamptz, until timestamptz, worker text);
 
 CREATE TABLE watched (queue text PRIMARY KEY, grouped bool, max_running int, group_max_running int, rate int, group_rate int, period interval);
-INSERT INTO watched VALUES
-	('w.plain', false, NULL, 1, NULL, NULL, '500 ms'),
-	('w.busy', false, NULL, 1, NULL, NULL, '500 ms'),
-	('w.shared', true, NULL, 1, NULL, NULL, '500 ms'),
+-- Several of each kind: in each there is often nothing that would wake a worker by chance.
+INSERT INTO watched SELECT kind || n, grouped, max_running, group_max_running, rate, group_rate, period FROM (VALUES
+	('w.plain', false, NULL, 1, NULL, NULL, interval '500 ms'),
 	('w.fifo', true, NULL, 1, NULL, NULL, '500 ms'),
 	('w.permits', true, NULL, 2, NULL, NULL, '500 ms'),
 	('w.tenants', true, NULL, 2, NULL, 2, '600 ms'),
 	('w.rate', false, NULL, 1, 3, NULL, '500 ms'),
 	('w.rates', true, NULL, 1, 4, 2, '700 ms'),
-	('w.one', false, 1, 1, NULL, NULL, '500 ms');
-SELECT idemq.create_queue(queue, lease => make_interval(secs => 1.5 * slow()), retry_max => '1 s', max_attempts => 1000000, retention => '1 day',
+	('w.one', false, 1, 1, NULL, NULL, '500 ms')) k (kind, grouped, max_running, group_max_running, rate, group_rate, period),
+	generate_series(1, 3) n;
+SELECT idemq.create_queue(queue, lease => make_interval(secs => 5 * slow()), retry_max => '1 s', max_attempts => 1000000, retention => '1 day',
 	max_running => max_running, group_max_running => group_max_running, rate_limit => rate, rate_period => period,
 	group_rate_limit => group_rate, group_rate_period => period) FROM watched;
 
