@@ -36,7 +36,7 @@ my @turners = qw(single.1 pair.1 pair.2);
 
 srand($seed);
 diag "figure: seed $seed: FLOWS_SEED=$seed repeats its choices";
-my $node = new_server('flows', track_commit_timestamp => 'on', 'idemq.worker' => 'on', max_connections => 80, log_statement => 'none', restart_after_crash => 'on',
+my $node = new_server('flows', track_commit_timestamp => 'on', 'idemq.worker' => 'on', max_connections => 100, log_statement => 'none', restart_after_crash => 'on',
 	'idemq.purge_interval' => '1s', autovacuum_naptime => '5s', deadlock_timeout => '100ms');
 $node->safe_psql('postgres', slurp_file("$flows/setup.sql"), extra_params => [ '-v', "tenants=$tenants", '-v', "slow=$slow" ]);
 
@@ -212,8 +212,8 @@ my $counters = q{SELECT queue, enqueued_total + redriven_total + reruns_total AS
 
 # ---- The second part: jobs are kept from starting by holds, pauses and rates, and each must start when it may.
 
-my @watched = map { my $kind = $_; map { "w.$kind$_" } 1 .. 3 } qw(plain fifo permits tenants rate rates one);
-my $watched_ours = q{FROM (SELECT pid FROM pg_stat_activity WHERE application_name ~ '^flows-(sleeper|feeder|holder)' ORDER BY random() LIMIT 1) x};
+my @watched = map { my $kind = $_; map { "w.$kind$_" } 1 .. 3 } qw(plain fifo permits tenants rate rates one full);
+my $watched_ours = q{FROM (SELECT pid FROM pg_stat_activity WHERE application_name ~ '^flows-(sleeper|feeder|filler|holder)' ORDER BY random() LIMIT 1) x};
 
 # A line for the watchdog.
 sub mark
@@ -283,8 +283,10 @@ sub keep_from_starting
 	start_client($slot++, 'sleeper', $_) foreach 'w.plain1,w.fifo1', 'w.permits1,w.tenants1,w.rate1';
 	foreach my $n (0 .. 2)
 	{
-		start_client($slot++, $_, join ',', @watched[ map { 7 * $n + $_ } 0 .. 6 ]) foreach qw(feeder holder);
+		start_client($slot++, $_, join ',', @watched[ map { 3 * $_ + $n } 0 .. 6 ]) foreach qw(feeder holder);
+		start_client($slot++, 'filler', "w.full" . ($n + 1)) foreach 1 .. 3;
 	}
+	start_client($slot++, 'holder', 'w.full1,w.full2,w.full3');
 	my $pinger = $slot;
 	start_client($pinger, 'pinger', 'w.plain');
 	pid($_) foreach @clients;
@@ -379,7 +381,7 @@ SKIP: {
 }
 keep_from_starting();
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'and check() is clean');
-is(unexpected($node, qw(22023 IQ001 IQ002 IQ006 42501 57014 57P01 57P02 57P03 08006)), '', 'no error but refusals, and of those that were ended');
+is(unexpected($node, qw(22023 IQ001 IQ007 IQ002 IQ006 42501 57014 57P01 57P02 57P03 08006)), '', 'no error but refusals, and of those that were ended');
 $orders .= "end\n";
 $nursery->finish;
 is($nursery->result(0) . slurp_file("$log.nursery"), '0', 'the nursery came through');

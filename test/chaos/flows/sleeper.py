@@ -1,11 +1,13 @@
 """sleeper.py: clients of the second part, in which jobs are kept from starting; README.md here, arguments in common.py.
 
 A Sleeper works the queues that it is given in place of a tenant, and sleeps in idemq.wait_any for as
-long as it takes: nothing but idemq wakes it.  A Feeder enqueues, a Holder pauses and resumes, and a
-Pinger measures how late this machine is.  Lines of the log that begin with "watch" are for watchdog.py:
+long as it takes: nothing but idemq wakes it.  A Feeder enqueues; a Filler does so in queues that can be full, and sleeps in
+idemq.wait_for_room.  A Holder pauses and resumes, and a Pinger measures how late this machine is.  Lines of the log that begin with "watch" are for watchdog.py:
 
     watch seeks NAME TIME QUEUES    sleeps or claims from here on
     watch tries NAME TIME QUEUES    claims, and will roll back; until its next line nothing is known of these queues
+    watch needs NAME TIME QUEUE N   sleeps until there is room for so many jobs
+    watch fills NAME TIME           enqueues, and until its next line it is not known how many jobs there are
     watch leaves NAME TIME          has a job, or has lost its session
     watch answered ID TIME          the transaction of that row of happened is known to have committed
     watch late BEGIN END SECONDS    of this time the machine has used so much
@@ -133,6 +135,38 @@ class Feeder(WatchedClient):
             delay = 0.0 if self.dice.random() < 0.4 else self.dice.uniform(0.02, 0.8)
             self.do(lambda name=name, delay=delay: self.transaction("SELECT watch_enqueue(%s, %s, make_interval(secs => %s))", (queue, name, delay), 0.03))
         self.next[queue] = time.time() + self.dice.uniform(0, 0.3)
+
+
+class Filler(WatchedClient):
+    """Fills a queue with max_unfinished."""
+
+    def work(self):
+        try:
+            self.fill()
+        except psycopg.DatabaseError as error:
+            self.mark("leaves")
+            if self.is_lost(error):
+                self.connect()
+            elif error.sqlstate in ("IQ007", "57014"):
+                self.rollback()
+            else:
+                raise
+        return True
+
+    def fill(self):
+        queue, jobs = self.tenant, self.dice.choice((1, 1, 2))
+        most, there = self.rows("SELECT max_unfinished, (SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id(queue) AND finished_at IS NULL) "
+                                "FROM watched WHERE queue = %s", (queue,))[0]
+        if there > most:
+            self.mark("over", queue, there)
+        self.mark("needs", queue, jobs)
+        self.rows("CALL idemq.wait_for_room(%s, %s, %s)", (queue, jobs, LONG))
+        self.mark("fills")
+        delay = 0.0 if self.dice.random() < 0.7 else self.dice.uniform(0.02, 0.8)
+        self.transaction("SELECT watch_enqueue(%s, NULL, make_interval(secs => %s)) FROM generate_series(1, %s) ORDER BY 1 LIMIT 1",
+                         (queue, delay, jobs), 0.05)
+        self.mark("leaves")
+        time.sleep(self.dice.uniform(0, 0.3))
 
 
 class Holder(WatchedClient):

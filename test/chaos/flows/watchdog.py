@@ -107,11 +107,31 @@ class Queue:
                 f"starts {[round(t - now, 3) for t in self.starts]}, before: " + "; ".join(f"{t - now:.3f} {what}" for t, what in self.last))
 
 
+class Room:
+    """What is certain about the room in a queue with max_unfinished; it is open if a session waits for no more than there is."""
+
+    def __init__(self, name, max_unfinished):
+        self.name, self.max_unfinished = name + ", room", max_unfinished
+        self.jobs = set()
+        self.seeking, self.doubtful = {}, set()
+        self.since, self.cause = None, None
+        self.last = deque(maxlen=40)
+
+    def startable(self, _now):
+        return not self.doubtful and any(len(self.jobs) + n <= self.max_unfinished for n in self.seeking.values())
+
+    def state(self, now):
+        return (f"queue {self.name}: {len(self.jobs)} jobs, seeking {self.seeking}, before: "
+                + "; ".join(f"{t - now:.3f} {what}" for t, what in self.last))
+
+
 class Watchdog:
     def __init__(self):
         self.queues = {row[0]: Queue(*row) for row in rows(
             "SELECT queue, grouped, max_running, group_max_running, rate, group_rate, extract(epoch FROM period)::float8 FROM watched")}
+        self.rooms = {row[0]: Room(*row) for row in rows("SELECT queue, max_unfinished FROM watched WHERE max_unfinished IS NOT NULL")}
         self.sessions = {}  # name: its queues
+        self.fillers = {}  # name: its room
         self.heap, self.order = [], count()
         self.opened, self.latest, self.worst = Counter(), Counter(), []
         self.away = set()  # why no instant counts right now
@@ -127,10 +147,15 @@ class Watchdog:
         self.ledger = rows("SELECT id, what, queue, name, job, token, extract(epoch FROM t0)::float8, extract(epoch FROM t1)::float8, "
                            "extract(epoch FROM ready)::float8, extract(epoch FROM until)::float8, "
                            "extract(epoch FROM pg_xact_commit_timestamp(xmin))::float8, worker FROM happened ORDER BY id")
+        last = {}
         for row in self.ledger:
-            what, t0, committed = row[1], row[6], row[10]
+            what, job, t0, committed = row[1], row[4], row[6], row[10]
             # A job that is claimed may be gone from when the claim began; a hold or pause may be in force from then on.
-            self.at(t0 if what in ("start", "hold", "pause") else committed, what, *row)
+            when = t0 if what in ("start", "hold", "pause") else committed
+            if what in ("enqueue", "start", "commit", "fail", "release"):
+                # A claim may have begun before what made the job due: the ledger has these in their order.
+                when = last[job] = max(when, last.get(job, 0.0))
+            self.at(when, what, *row)
 
     def read_log(self):
         spans = []
@@ -159,7 +184,7 @@ class Watchdog:
     def judge(self, queue, now, kind):
         is_open = not self.away and queue.seeking and queue.startable(now)
         if is_open and queue.since is None:
-            queue.since, queue.cause = now, kind
+            queue.since, queue.cause = now, "room" if isinstance(queue, Room) else kind
         elif not is_open and queue.since is not None:
             self.close(queue, now, kind)
 
@@ -179,7 +204,12 @@ class Watchdog:
     def on_enqueue(self, now, _id, _what, q, name, job, _token, _t0, _t1, ready, *_):
         queue = self.note(now, q, f"enqueue {job} {name}")
         self.wait(queue, job, name, ready, now)
-        return [queue]
+        room = self.rooms.get(q)
+        if room is None:
+            return [queue]
+        room.jobs.add(job)
+        room.last.append((now, f"enqueue {job}"))
+        return [queue, room]
 
     def wait(self, queue, job, name, ready, now):
         queue.waiting[job] = (name, ready)
@@ -208,7 +238,12 @@ class Watchdog:
         queue.running.pop(job, None)
         if what != "commit":
             self.wait(queue, job, name, ready, now)
-        return [queue]
+        room = self.rooms.get(q)
+        if room is None or what != "commit":
+            return [queue]
+        room.jobs.discard(job)
+        room.last.append((now, f"commit {job}"))
+        return [queue, room]
 
     on_commit = on_fail = on_release = ended
 
@@ -264,7 +299,42 @@ class Watchdog:
             self.at(now + queue.period, "rate", queue)
         return queues
 
+    # ---- Room
+
+    def on_needs(self, now, name, q, jobs):
+        room = self.fillers[name] = self.rooms[q]
+        room.doubtful.discard(name)
+        room.seeking[name] = int(jobs)
+        room.last.append((now, f"{name} needs {jobs}"))
+        return [room]
+
+    def on_fills(self, now, name):
+        """It was woken: that is what the others wait for, too."""
+        room = self.fillers[name]
+        if room.since is not None:
+            self.close(room, now, "fills", now)
+        room.seeking.pop(name, None)
+        room.doubtful.add(name)
+        room.last.append((now, f"{name} fills"))
+        return [room]
+
+    def room_leave(self, now, name):
+        room = self.fillers[name]
+        if room.since is not None:
+            self.close(room, now, "a client that left")
+        room.seeking.pop(name, None)
+        room.doubtful.discard(name)
+        room.last.append((now, f"{name} left"))
+        return [room]
+
+    def on_over(self, now, _name, q, jobs):
+        found(f"{jobs} jobs in {q} at {now:.6f}:", self.rooms[q].state(now))
+
+    # ---- The end of a client, and of all
+
     def on_leaves(self, now, name, *_):
+        if name in self.fillers:
+            return self.room_leave(now, name)
         was_trying = any(name in self.queues[q].seeking or name in self.queues[q].doubtful for q in self.sessions.get(name, ()))
         self.leave(name)
         for q in self.sessions.get(name, ()):
@@ -274,13 +344,16 @@ class Watchdog:
     on_killed = on_leaves
 
     def on_stops(self, now, name, *_):
+        if name in self.fillers:
+            self.room_leave(now, name)
+            self.fillers[name].doubtful.add(name)
         return self.on_tries(now, name) if name in self.sessions else ()
 
     on_continues = on_leaves
 
     def on_away(self, now, why):
         self.away.add(why)
-        return self.queues.values()
+        return self.both()
 
     def on_back(self, now, why):
         """After a crash, all rates are used up."""
@@ -290,11 +363,14 @@ class Watchdog:
                 for _ in range(queue.rate or queue.group_rate or 1):
                     queue.charge(now, every_group=True)
                 self.at(now + queue.period, "rate", queue)
-        return self.queues.values()
+        return self.both()
 
-    def on_end(self, now, *_):
+    def on_end(self, *_):
         self.away.add("end")
-        return self.queues.values()
+        return self.both()
+
+    def both(self):
+        return [*self.queues.values(), *self.rooms.values()]
 
     # ---- What must not happen
 
