@@ -419,15 +419,17 @@ class Watchdog:
             by_group = defaultdict(list)
             for start in of_queue:
                 by_group[start[3]].append(start)
-            period = queue.period - 0.005
+            period = (queue.period - 0.005) / COUNTS_FOR
             for limit, line in [(queue.rate, of_queue)] + [(queue.group_rate, line) for name, line in by_group.items() if name is not None]:
                 if limit is None:
                     continue
                 line.sort(key=lambda start: start[7])
-                for first, last in zip(line, line[limit:]):
-                    checked += 1
-                    if last[7] - first[6] < period / COUNTS_FOR:
-                        found(f"{limit + 1} starts within {last[7] - first[6]:.6f} s in {q} {first[3]}:", first, last)
+                for first in line:
+                    # Those that certainly began after it did: all of one more than the limit, too soon.
+                    after = [start for start in line if start[6] >= first[6]][: limit + 1]
+                    checked += len(after) > limit
+                    if len(after) > limit and after[-1][7] - first[6] < period:
+                        found(f"{limit + 1} starts within {after[-1][7] - first[6]:.6f} s in {q} {first[3]}:", after)
         return checked
 
 
