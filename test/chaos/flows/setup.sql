@@ -132,7 +132,9 @@ CREATE FUNCTION alter_one(dice float8) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
 	q text := (SELECT name FROM idemq.queues WHERE name ~ '^t' ORDER BY random() LIMIT 1);
 BEGIN
-	IF q ~ 'elastic' THEN
+	IF q ~ 'grouped|permits' AND dice < 0.5 THEN
+		PERFORM idemq.pause(q, clock_timestamp() + interval '200 ms', group_key => 'g' || (dice * 1000)::int % 3);
+	ELSIF q ~ 'elastic' THEN
 		PERFORM idemq.alter_queue(q, max_running => 2 + (dice * 1000)::int % 3);
 	ELSIF dice < 0.2 THEN
 		PERFORM idemq.pause(q, clock_timestamp() + interval '200 ms');

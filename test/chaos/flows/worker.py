@@ -13,6 +13,8 @@ from common import FlowClient
 QUEUES = ("graph", "graph2", "brief", "events", "fan1", "fan2", "fan3", "fan4", "seq", "debounce",
           "kinds", "undo", "trips", "limited", "elastic", "grouped", "permits")
 KINDS = ("k0", "k1", "k2", "k3", "k4")
+# Queues of which workers hold back a group, or all, before they give a job back.
+HELD = ("kinds", "limited", "elastic", "grouped", "permits")
 CALL_TIMEOUT = 1.0  # seconds, of a call to a company
 
 
@@ -54,6 +56,9 @@ class Worker(FlowClient):
         if self.chance(0.02):
             return  # forgotten: its lease ends
         if self.chance(0.06):
+            if name in HELD:
+                # 22023: another hold has ended, and no job has been claimed since.
+                self.do(self.hold, ("22023",))
             self.do(self.give_up)
             return
         try:
@@ -61,6 +66,10 @@ class Worker(FlowClient):
             self.do(handler, ("IQ002",))
         except Stop:
             pass
+
+    def hold(self):
+        """As after a 429: the group, or the queue if there is none, waits for a while."""
+        self.execute("SELECT idemq.hold_back(%s, %s, make_interval(secs => %s))", (self.job, self.token, self.dice.uniform(0.01, 0.3)))
 
     def give_up(self):
         if self.dice.random() < 0.5:
