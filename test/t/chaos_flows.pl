@@ -271,11 +271,11 @@ my %watched_trouble = (
 sub keep_from_starting
 {
 	my @kinds = (('kills', 'terminations', 'stalls') x 4, 'workers', 'kills', 'terminations', 'crashes', 'stalls', 'nines');
-	my $start = time;
 	my ($slot, $n, %count) = (0, 0);
 	my $unfinished = q{SELECT count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name ~ '^w\.' AND finished_at IS NULL};
 
 	$node->safe_psql('postgres', slurp_file("$flows/watch.sql"));
+	mark('away', 'start');
 	foreach my $q (@watched)
 	{
 		start_client($slot++, 'sleeper', $q) foreach 1 .. 2;
@@ -290,8 +290,12 @@ sub keep_from_starting
 	my $pinger = $slot;
 	start_client($pinger, 'pinger', 'w.plain');
 	pid($_) foreach @clients;
+	wait_until($node, "SELECT count(*) >= $pinger + 1 FROM pg_stat_activity WHERE application_name ~ '^flows'");
+	sleep 2 * $slow;
+	mark('back', 'start');
 	# The pinger is left alone.
 	my $pinging = pop @clients;
+	my $start = time;
 	while (time < $start + 4 * $seconds)
 	{
 		my $kind = $kinds[ $n++ % @kinds ];
@@ -299,9 +303,16 @@ sub keep_from_starting
 		sleep rand(1.2);
 	}
 	# Those that make trouble end; those that sleep are to do what is left.
-	my @makers = grep { $_->{what}[0] ne 'sleeper' } @clients;
+	my @fillers = grep { $_->{what}[0] eq 'filler' } @clients;
 	my @sleepers = grep { $_->{what}[0] eq 'sleeper' } @clients;
-	@clients = @makers;
+	# Those that sleep until there is room cannot be told.
+	foreach my $filler (@fillers)
+	{
+		mark('killed', $filler->{name});
+		kill_client($filler);
+	}
+	my $said = join '', map { slurp_file("$log.$_->{name}") } @fillers;
+	@clients = grep { $_->{what}[0] =~ /feeder|holder/ } @clients;
 	end_clients('what keeps jobs from starting');
 	sql($node, "SELECT watch_resume(queue, NULL) FROM watched");
 	sql($node, "SELECT watch_resume(queue, g) FROM watched, unnest('{g0,g1,g2,g3}'::text[]) g WHERE grouped");
@@ -309,7 +320,7 @@ sub keep_from_starting
 	mark('end', '-');
 	@clients = (@sleepers, $pinging);
 	is(scalar(grep { !kill_client($_) } @clients), 0, 'those that sleep came through');
-	my $said = join '', map { slurp_file("$log.$_->{name}") } @clients;
+	$said .= join '', map { slurp_file("$log.$_->{name}") } @clients;
 	is($said, '', 'and said nothing');
 	@clients = ();
 
