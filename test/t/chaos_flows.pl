@@ -283,7 +283,8 @@ sub keep_from_starting
 	start_client($slot++, 'sleeper', $_) foreach 'w.plain1,w.fifo1', 'w.permits1,w.tenants1,w.rate1';
 	foreach my $n (0 .. 2)
 	{
-		start_client($slot++, $_, join ',', @watched[ map { 3 * $_ + $n } 0 .. 6 ]) foreach qw(feeder holder);
+		start_client($slot++, 'feeder', join ',', @watched[ map { 3 * $_ + $n } 0 .. 6 ]);
+		start_client($slot++, 'holder', join ',', @watched[ map { 3 * $_ + $n } 1 .. 6 ]);
 		start_client($slot++, 'filler', "w.full" . ($n + 1)) foreach 1 .. 3;
 	}
 	start_client($slot++, 'holder', 'w.full1,w.full2,w.full3');

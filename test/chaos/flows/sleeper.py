@@ -85,10 +85,12 @@ class Sleeper(WatchedClient):
     def attempt(self, job, token, queue, name):
         if self.dice.random() < 0.5:
             time.sleep(self.dice.uniform(0, 0.2))
-        if self.dice.random() < 0.2:
+        # In these nobody pauses: who has slept since before the hold knows nothing of it.
+        often = queue.startswith("w.plain")
+        if self.dice.random() < (0.4 if often else 0.2):
             delay = self.hold(job, token, queue, name)
             # It may come back only after the end, when nobody but idemq has known of it.
-            if self.dice.random() < 0.4:
+            if self.dice.random() < (0.6 if often else 0.4):
                 time.sleep(min(delay, 1) + self.dice.uniform(0, 2.5))
         how = self.dice.choices(("commit", "fail", "release", "nothing"), (80, 10, 8, 2))[0]
         if how == "nothing":
@@ -98,7 +100,7 @@ class Sleeper(WatchedClient):
 
     def hold(self, job, token, queue, name):
         scope = "group" if name is not None and self.dice.random() < 0.7 else "queue"
-        delay = self.dice.uniform(0.05, 0.4) if self.dice.random() < 0.6 else self.dice.uniform(0.4, 2 if self.dice.random() < 0.9 else 3)
+        delay = self.dice.uniform(0.05, 0.4) if self.dice.random() < 0.5 else self.dice.uniform(0.4, 2 if self.dice.random() < 0.9 else 3)
         try:
             row = self.transaction("SELECT watch_hold(%s, %s, %s, %s, make_interval(secs => %s), %s)",
                                    (queue, name, job, token, delay, scope), 0.1)
