@@ -42,7 +42,7 @@ COMMENT ON COLUMN idemq_internal.topic_binding_entries.role_name IS 'role whose 
 COMMENT ON COLUMN idemq_internal.topic_binding_entries.role_oid IS 'OID of the role with this name when the row was written; NULL means that no such role existed, so the role is identified by name only';
 COMMENT ON COLUMN idemq_internal.topic_binding_entries.bound_at IS 'when the queue was bound';
 COMMENT ON COLUMN idemq_internal.topic_binding_entries.refused_at IS 'when the binding was last skipped, accurate to the minute';
-COMMENT ON COLUMN idemq_internal.topic_binding_entries.when_full IS 'what idemq.publish does if the queue or the group is full: add or skip';
+COMMENT ON COLUMN idemq_internal.topic_binding_entries.when_full IS 'whether the queue gets a job if the queue or the group is full: add or skip';
 COMMENT ON COLUMN idemq_internal.topic_binding_entries.over_limit IS 'number of jobs that this binding has added while the queue or the group was full, except those in topic_over_limit';
 
 -- A publisher does not wait if another publisher has locked the binding's row.  Instead, it inserts a
@@ -413,5 +413,5 @@ COMMENT ON COLUMN idemq.topic_bindings.role IS 'role that made the binding, and 
 COMMENT ON COLUMN idemq.topic_bindings.bound_at IS 'when the queue was bound';
 COMMENT ON COLUMN idemq.topic_bindings.refusal IS 'why idemq.publish would currently skip the binding; NULL means that the binding would not be skipped';
 COMMENT ON COLUMN idemq.topic_bindings.refused_at IS 'when the binding was last skipped, accurate to the minute; NULL means that it has never been skipped';
-COMMENT ON COLUMN idemq.topic_bindings.when_full IS 'what idemq.publish does if the queue (max_unfinished) or the group (group_max_unfinished) is full: add means that the queue still gets the job, and skip means that it does not';
+COMMENT ON COLUMN idemq.topic_bindings.when_full IS 'whether the queue still gets a job if the queue (max_unfinished) or the group (group_max_unfinished) is full: add means that it does, and skip means that it does not';
 COMMENT ON COLUMN idemq.topic_bindings.over_limit IS 'number of jobs that this binding has added while the queue or the group was full';
