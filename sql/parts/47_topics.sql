@@ -42,11 +42,12 @@ COMMENT ON COLUMN idemq_internal.topic_binding_entries.role_name IS 'role whose 
 COMMENT ON COLUMN idemq_internal.topic_binding_entries.role_oid IS 'OID of the role with this name when the row was written; NULL means that no such role existed, so the role is identified by name only';
 COMMENT ON COLUMN idemq_internal.topic_binding_entries.bound_at IS 'when the queue was bound';
 COMMENT ON COLUMN idemq_internal.topic_binding_entries.refused_at IS 'when the binding was last skipped, accurate to the minute';
-COMMENT ON COLUMN idemq_internal.topic_binding_entries.when_full IS 'whether a full queue (max_unfinished) still gets the jobs of this binding: add or skip';
-COMMENT ON COLUMN idemq_internal.topic_binding_entries.over_limit IS 'number of jobs that this binding has added to its queue while it was full, without those in topic_over_limit';
+COMMENT ON COLUMN idemq_internal.topic_binding_entries.when_full IS 'whether the queue gets a job if the queue or the group is full: add or skip';
+COMMENT ON COLUMN idemq_internal.topic_binding_entries.over_limit IS 'number of jobs that this binding has added while the queue or the group was full, except those in topic_over_limit';
 
--- A publisher that finds the binding's row locked by another one does not wait for it, but leaves a
--- row here; the next publisher that gets the lock adds these rows to the binding (src/api/publish.c).
+-- A publisher does not wait if another publisher has locked the binding's row.  Instead, it inserts a
+-- row here.  The next publisher that gets the lock adds these rows to the count in the binding's row
+-- (src/api/publish.c).
 CREATE TABLE idemq_internal.topic_over_limit (
 	topic     text COLLATE "C" NOT NULL,
 	pattern   text COLLATE "C" NOT NULL,
@@ -55,7 +56,7 @@ CREATE TABLE idemq_internal.topic_over_limit (
 	job_id    bigint NOT NULL,
 	PRIMARY KEY (topic, pattern, queue_id, role_name, job_id)
 );
-COMMENT ON TABLE idemq_internal.topic_over_limit IS 'one row per published job that was added to a full queue and is not yet included in over_limit of its binding; use idemq.topic_bindings to read the total';
+COMMENT ON TABLE idemq_internal.topic_over_limit IS 'one row per job that was published to a full queue or group and is not yet included in over_limit of its binding; idemq.topic_bindings shows the total';
 COMMENT ON COLUMN idemq_internal.topic_over_limit.topic IS 'topic of the binding in idemq_internal.topic_binding_entries';
 COMMENT ON COLUMN idemq_internal.topic_over_limit.pattern IS 'pattern of the binding';
 COMMENT ON COLUMN idemq_internal.topic_over_limit.queue_id IS 'numeric id of the binding''s queue';
@@ -222,7 +223,7 @@ CREATE FUNCTION idemq.bind_topic(pattern text, queue text, when_full text DEFAUL
 	RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.bind_topic(text, text, text)
-	IS 'Bind a queue to a topic pattern, so that the queue gets a job for each message published to a matching topic. * matches one word, and # matches any number of words, including none. The first word must be a topic space. If the queue is full (max_unfinished), it still gets the job; with when_full => skip, it does not. Returns false if the role has already bound the queue to this pattern in the same way. Requires bind on the topic space and enqueue on the queue, both now and whenever a message is published.';
+	IS 'Bind a queue to a topic pattern, so that the queue gets a job for each message published to a matching topic. * matches one word, and # matches any number of words, including none. The first word must be a topic space. If the queue or the group is full, the queue still gets the job, unless when_full is skip. Returns false if the role has already bound the queue to this pattern with the same when_full. Requires bind on the topic space and enqueue on the queue, both now and whenever a message is published.';
 
 -- A binding is of the role that makes it, and as good as that role's rights are when something is
 -- published (src/api/publish.c).  Two roles may bind one queue by one pattern; each binding stands
@@ -328,7 +329,7 @@ CREATE FUNCTION idemq.publish(
 COMMENT ON FUNCTION idemq.publish(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, text)
 	IS 'Publish a message by adding a job to each queue bound to a topic, in this transaction. Returns one row per queue, or no row if no queue is bound. Requires publish on the topic space.
 - A binding is skipped if its role may no longer bind or enqueue; idemq.topic_bindings shows such bindings.
-- A queue also gets the job if it is full (max_unfinished), or if the group is full (group_max_unfinished), and over_limit in idemq.topic_bindings counts the job. If the binding was made with when_full => skip, the queue gets no job.
+- If the queue (max_unfinished) or the group (group_max_unfinished) is full, the queue still gets the job, and over_limit in idemq.topic_bindings counts it. If when_full of the binding is skip, the queue gets no job instead.
 - key: a repeated call returns the existing jobs with outcome duplicate, regardless of the payload
 - The other arguments are the same as for idemq.enqueue.';
 
@@ -412,5 +413,5 @@ COMMENT ON COLUMN idemq.topic_bindings.role IS 'role that made the binding, and 
 COMMENT ON COLUMN idemq.topic_bindings.bound_at IS 'when the queue was bound';
 COMMENT ON COLUMN idemq.topic_bindings.refusal IS 'why idemq.publish would currently skip the binding; NULL means that the binding would not be skipped';
 COMMENT ON COLUMN idemq.topic_bindings.refused_at IS 'when the binding was last skipped, accurate to the minute; NULL means that it has never been skipped';
-COMMENT ON COLUMN idemq.topic_bindings.when_full IS 'what happens if the queue is full (max_unfinished) or the group is full (group_max_unfinished): add means that it gets the job, and skip means that it does not';
-COMMENT ON COLUMN idemq.topic_bindings.over_limit IS 'number of jobs that this binding has added to the queue while the queue or the group was full';
+COMMENT ON COLUMN idemq.topic_bindings.when_full IS 'whether the queue still gets a job if the queue (max_unfinished) or the group (group_max_unfinished) is full: add means that it does, and skip means that it does not';
+COMMENT ON COLUMN idemq.topic_bindings.over_limit IS 'number of jobs that this binding has added while the queue or the group was full';

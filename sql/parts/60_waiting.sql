@@ -16,7 +16,7 @@ CREATE PROCEDURE idemq.wait_for_room(
 	queue text, jobs int DEFAULT 1, timeout interval DEFAULT '30 s', INOUT ready boolean DEFAULT NULL)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wait_for_room';
 COMMENT ON PROCEDURE idemq.wait_for_room(text, int, interval, boolean)
-	IS 'Sleep until a queue with max_unfinished has room for that many jobs. Returns ready = false when timeout has passed. It reserves nothing: the enqueue that follows can still raise IQ007. CALL it outside a transaction block; otherwise, it raises 2D000. Raises IQ007 if jobs is greater than max_unfinished. Requires enqueue.';
+	IS 'Sleep until a queue with max_unfinished has room for that number of jobs. Returns ready = false when timeout has passed. Reserves nothing, so the enqueue that follows can still raise IQ007. CALL it outside a transaction block; otherwise, it raises 2D000. Raises IQ007 if jobs is greater than max_unfinished. Requires enqueue.';
 
 CREATE PROCEDURE idemq.wait_result(
 	id bigint, timeout interval DEFAULT '30 s',

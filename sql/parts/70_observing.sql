@@ -167,7 +167,7 @@ COMMENT ON COLUMN idemq.metrics.unattended_for IS 'how long jobs have been due w
 COMMENT ON COLUMN idemq.metrics.is_dead_letter_queue IS 'whether the queue is the dead_letter_queue of another queue, so its jobs wait for a person instead of a worker';
 COMMENT ON COLUMN idemq.metrics.paused_groups IS 'number of groups of the queue that are paused, whether or not they have jobs';
 COMMENT ON COLUMN idemq.metrics.max_running IS 'maximum value of permits_used; NULL means no limit';
-COMMENT ON COLUMN idemq.metrics.unfinished IS 'number that max_unfinished limits: unfinished jobs, and room that open transactions have taken to enqueue; NULL means that there is no limit, or that no enqueue has counted the jobs since the server started; a lower bound if that count found the queue above its limit';
+COMMENT ON COLUMN idemq.metrics.unfinished IS 'number that max_unfinished limits: committed unfinished jobs, plus the jobs that open transactions have room to add. NULL means that there is no limit, or that the jobs have not been counted; the next enqueue counts them. It may be a lower bound if it exceeds the limit.';
 COMMENT ON COLUMN idemq.metrics.max_unfinished IS 'maximum value of unfinished; NULL means no limit';
 COMMENT ON COLUMN idemq.metrics.wait_p95 IS 'time within which 95 % of jobs were claimed';
 COMMENT ON COLUMN idemq.metrics.wait_p99 IS 'time within which 99 % of jobs were claimed';
@@ -235,11 +235,11 @@ CREATE FUNCTION idemq_internal.memory_usage()
 COMMENT ON FUNCTION idemq_internal.memory_usage() IS 'Return the six rows of idemq.memory, one per table.';
 
 CREATE VIEW idemq.memory AS SELECT resource, used, size, refused FROM idemq_internal.memory_usage();
-COMMENT ON VIEW idemq.memory IS 'one row per table in shared memory, for the whole server. The tables are leases (idemq.max_leases), this database''s share of them (idemq.max_leases_per_database), buckets (idemq.max_buckets), queues (idemq.max_queues), groups (those whose next job may be due) and group room (groups with group_max_unfinished into which open transactions have enqueued; as many as idemq.max_buckets).';
+COMMENT ON VIEW idemq.memory IS 'one row per table in shared memory, for the whole server. The tables are leases (idemq.max_leases), this database''s share of them (idemq.max_leases_per_database), buckets (idemq.max_buckets), queues (idemq.max_queues), groups (those whose next job may be due) and group room (groups with group_max_unfinished into which open transactions have enqueued; idemq.max_buckets also sets its size).';
 COMMENT ON COLUMN idemq.memory.resource IS 'name of the table';
 COMMENT ON COLUMN idemq.memory.used IS 'number of entries in use';
 COMMENT ON COLUMN idemq.memory.size IS 'maximum number of entries';
-COMMENT ON COLUMN idemq.memory.refused IS 'number of times since the server started that an entry did not fit. idemq works without such an entry, but more slowly, except that calls which need an entry of queues or group room raise 53400.';
+COMMENT ON COLUMN idemq.memory.refused IS 'number of times since the server started that an entry did not fit. A call that needs an entry in queues or group room then raises 53400. Without an entry in another table, idemq works more slowly.';
 
 CREATE FUNCTION idemq_internal.server_counts()
 	RETURNS TABLE (name text, value bigint)

@@ -81,7 +81,7 @@ duplicate_rule(FunctionCallInfo fcinfo)
 
 /*
  * Writes a new job, or finds its duplicate.  With a batch, that of enqueue_many, the job has
- * its id already, and room if it has no key; without one it gets both here.
+ * its id already, and room if it has no key; without a batch, it gets both here.
  */
 void
 idemq_enqueue_add(JobsTable *table, JobsBatch *batch, const QueueInfo *queue, JobChange *columns,
@@ -159,8 +159,8 @@ fill_answer(const EnqueueAnswer *answer, Datum *values, bool *nulls)
  * enqueue(queue, payload, key, delay, run_at, priority, group_key, max_attempts,
  *		headers, expires_in, key_ttl, on_duplicate, nowait, kind,
  *		max_wait, depends_on, on_parent_failure) -> (id, outcome, status, result); IQ002,
- * IQ003, IQ004, IQ005, IQ007, 42501, 22004, 22023, 40001, 54000, 55P03.  CALL enqueue_job has four INOUT
- * arguments more, which that row fills.
+ * IQ003, IQ004, IQ005, IQ007, 42501, 22004, 22023, 40001, 54000, 55P03.  CALL enqueue_job has four
+ * more INOUT arguments, which are filled from that row.
  */
 SQL_FUNCTION(idemq_sql_enqueue)
 {
@@ -203,7 +203,7 @@ typedef struct EnqueueArrays
 	ArrayArg payloads;
 	ArrayArg options[OPTIONS];
 	int *order; /* in which the elements are written: those with keys first */
-	int keyed;	/* how many have keys */
+	int keyed;	/* number of elements with keys */
 	int64 *ids; /* given in the order of the elements */
 } EnqueueArrays;
 
@@ -283,7 +283,7 @@ SQL_FUNCTION(idemq_sql_enqueue_many)
 	idemq_queue_open(fcinfo, ARG_QUEUE, "queue", PRIVILEGE_ENQUEUE, AccessShareLock, &queue);
 	idemq_jobs_open(&table);
 	read_arrays(fcinfo, &arrays);
-	/* Children count when they join their group. */
+	/* Children do not count before they join their group. */
 	if (!waits)
 		rooms = idemq_group_rooms_begin(&table, &queue, &arrays.options[OPTION_GROUP_KEY],
 										arrays.payloads.count);
@@ -304,7 +304,7 @@ SQL_FUNCTION(idemq_sql_enqueue_many)
 
 		CHECK_FOR_INTERRUPTS();
 		MemoryContextReset(job_context);
-		/* For all at once: of two calls that do not both fit, the first one gets its room. */
+		/* Take room for all of them at once: if only one of two calls fits, one succeeds. */
 		if (n == arrays.keyed)
 		{
 			idemq_room_for(&queue, arrays.payloads.count - n);

@@ -19,10 +19,11 @@
  * its call is answered with the first jobs.  Their payloads are not compared: a job with that
  * key and another payload, in one of the queues, would fail the publisher.
  *
- * A queue that is full (max_unfinished) never fails the publisher: it gets the job, or none if the
- * binding says so.  Jobs over the limit are counted in the binding's row, and exactly, though no
- * publisher waits for another: one that cannot lock the row at once, or is above READ COMMITTED,
- * leaves a row of its own for the job, which the next one that gets the lock adds.
+ * A full queue or group never raises an error for the publisher: the queue gets the job nevertheless,
+ * or gets none if when_full of the binding is skip.  The binding's row has an exact count of the jobs
+ * that were added over the limit.  Publishers do not wait for each other to update it: a publisher
+ * that cannot lock the row at once, or that runs above READ COMMITTED, inserts a row for the job into
+ * topic_over_limit, and the next publisher that gets the lock adds these rows to the count.
  */
 #include "postgres.h"
 
@@ -57,7 +58,7 @@ typedef struct Binding
 	int32 queue_id;
 	NameData role;
 	Oid role_oid;
-	bool skips; /* a full queue */
+	bool skips; /* the queue gets no job if it or the group is full */
 } Binding;
 
 static SqlStatement read_bindings =
@@ -76,7 +77,7 @@ static SqlStatement note_refusal =
 			 "WHERE b.ctid = free.ctid",
 	 .types = {TEXTOID, TEXTOID, INT4OID, NAMEOID, TIMESTAMPTZOID}};
 
-/* Parameters of the statements that count a job over the limit; $5: the job. */
+/* Parameters of the statements that count a job over the limit: $1 to $4: binding, $5: job. */
 #define BINDING_TYPES                                                                              \
 	{                                                                                              \
 		TEXTOID, TEXTOID, INT4OID, NAMEOID, INT8OID                                                \
@@ -88,7 +89,7 @@ static SqlStatement lock_binding = {.text = "SELECT 1 FROM idemq_internal.topic_
 											"FOR NO KEY UPDATE SKIP LOCKED",
 									.locks = true,
 									.types = BINDING_TYPES};
-/* When the row is locked. */
+/* To be run while this transaction has locked the binding's row. */
 static SqlStatement count_over_limit = {
 	.text = "WITH left_over AS (DELETE FROM idemq_internal.topic_over_limit WHERE " IS_BINDING
 			" RETURNING 1) UPDATE idemq_internal.topic_binding_entries SET over_limit = over_limit "
@@ -134,7 +135,7 @@ skip(Published *call, Binding *binding)
 		(void) idemq_spi_do(&note_refusal, values, NULL);
 }
 
-/* Counts a job that a binding has added to a full queue. */
+/* Counts a job that a binding has added although the queue or the group was full. */
 static void
 note_over_limit(const Published *call, Binding *binding, int64 job_id)
 {
@@ -148,7 +149,7 @@ note_over_limit(const Published *call, Binding *binding, int64 job_id)
 		(void) idemq_spi_do(&leave_over_limit, values, NULL);
 }
 
-/* Adds a job to one queue, and its row to the answer.  Returns false if the full queue is skipped. */
+/* Adds a job to a queue, and its row to the answer.  Returns false if the queue was skipped as full. */
 static bool
 publish_add_job(Published *call, Binding *binding, const QueueInfo *queue)
 {

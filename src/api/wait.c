@@ -1,6 +1,6 @@
 /*
  * api/wait.c
- *		Procedures that sleep until there is something to do: wait, wait_any,
+ *		Procedures that sleep until there is a job, room, or a result: wait, wait_any,
  *		wait_for_room, wait_result, wait_results.
  *
  * They sleep between transactions, and so hold nothing that would keep VACUUM, a CREATE INDEX
@@ -22,9 +22,9 @@
  * comes due by time, nor for a group whose head the worker had been called to promote.  The next
  * claim finds the job, and so does the waiter when its own wait ends.
  *
- * wait_for_room is woken by sessions that make room (shared/queue_states/unfinished.c).  Without a
- * background worker, nobody takes back room that is promised to a session which does not use it, so
- * each waiter checks once a second.
+ * wait_for_room is woken by sessions that free room (shared/queue_states/unfinished.c).  Room may be
+ * promised to a session that does not use it.  Only the background worker takes back such a promise,
+ * so without a worker, each waiter checks once per second.
  *
  * wait_result works on a standby, too.  What is replayed there wakes nobody, so it looks again
  * after an eighth of the time that it has waited, STANDBY_SOON at least and CHECK_ALONE at most.
@@ -74,7 +74,7 @@ typedef struct Target
 {
 	char *queue; /* name; NULL for a job: */
 	int64 job_id;
-	int32 room;		  /* jobs for which the queue must have room; 0: a job to claim is waited for */
+	int32 room; /* jobs for which the queue must have room; 0: the call does not wait for room */
 	Waiters *waiters; /* whose bit of ours is set; NULL: not yet */
 	bool owed;		  /* a signal that no check has followed */
 	int64 again;	  /* mono: to be checked again, signal or not */
@@ -100,7 +100,7 @@ typedef struct Wait
 /* What this session waits for, so that its end finds it too; NULL: nothing. */
 static Wait *current_wait = NULL;
 
-/* Gives a signal to another waiter. */
+/* Passes a signal on to another waiter. */
 static void
 pass_on(const Target *target)
 {
@@ -226,7 +226,7 @@ check_queue(Target *target)
 	return ready;
 }
 
-/* Returns whether a queue has room now; sets when to check again. */
+/* Returns whether a queue now has room; sets the time of the next check. */
 static bool
 check_room(Target *target)
 {

@@ -67,11 +67,12 @@ idemq_settings_define(void)
 		&idemq_reserved_leases, -1, 10000000, PGC_SIGHUP, 0);
 	define_int(
 		"idemq.max_buckets",
-		"Sets the maximum number of buckets used by idemq.admit and group_rate_limit, and of groups "
-		"with group_max_unfinished into which open transactions have enqueued.",
+		"Sets the maximum number of buckets used by idemq.admit and group_rate_limit, and the maximum "
+		"number of groups with group_max_unfinished into which open transactions have enqueued.",
 		"The groups of one queue, or the names in one database, can use at most half of them. "
 		"Names and groups without their own bucket share one bucket and are counted in "
-		"idemq.memory. An enqueue into a group for which there is no room raises error 53400.",
+		"idemq.memory. An enqueue into a group with group_max_unfinished raises error 53400 if there "
+		"is no entry for the group.",
 		&idemq_max_buckets, 1, 10000000, PGC_POSTMASTER, 0);
 	/* The guard of the scripts asks for it (sql/parts/00_guard.sql). */
 	DefineCustomStringVariable("idemq.version", "Shows the version of the loaded library.",

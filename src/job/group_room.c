@@ -2,15 +2,16 @@
  * job/group_room.c
  *		Whether a queue's group_max_unfinished allows new jobs of a group.
  *
- * shared/groups/group_room.c says why the limit holds.  What is here takes room for the jobs before
- * their rows are written, counts the group through the index jobs_group, at most one entry beyond the
- * limit, under a snapshot that is younger than the room, and raises IQ007.
+ * shared/groups/group_room.c proves that the limit holds.  This file takes room for the jobs before
+ * their rows are written.  Then it takes a snapshot, and uses it to count the group through the index
+ * jobs_group, reading at most one entry beyond the limit.  If the group is full, it gives the room
+ * back and raises IQ007.
  *
- * Never refused, and never asking: the same jobs as for max_unfinished (job/room.c), and children
- * that wait for their parents, which count from the time when they join their group.  Jobs without a
- * group, and those of the group without a name (job/permits.c), have no limit.
+ * Some jobs are never refused, so they do not ask for room: those that max_unfinished never refuses
+ * (job/room.c), and children that wait for their parents.  Children count from the time when they join
+ * their group.  Jobs without a group, and jobs whose group key is empty (job/permits.c), have no limit.
  *
- * Nobody waits here for another session.
+ * A session never waits here for another session.
  */
 #include "postgres.h"
 
@@ -34,17 +35,17 @@ typedef struct GroupAsk
 	Datum name;
 	GroupRoomKey key;
 	int64 jobs;
-	int64 taken; /* room that was taken for them */
-	int64 sum;	 /* room that all open transactions had there, these jobs included */
+	int64 taken; /* room that was taken for these jobs */
+	int64 sum;	 /* room of all open transactions in the group, including that for these jobs */
 } GroupAsk;
 
-/* What enqueue_many asks for: in each group, and of which group each job is. */
+/* What enqueue_many asks for in each group, and the group of each job. */
 struct GroupAsks
 {
 	const QueueInfo *queue;
 	int count;
 	GroupAsk *groups;
-	int *group_of;	 /* by element; -1: no group that has a limit */
+	int *group_of;	 /* by element; -1: not in a group that has a limit */
 	int64 *accepted; /* by group */
 };
 
@@ -58,7 +59,7 @@ shown_name(Datum name)
 	return shown;
 }
 
-/* Raises IQ007 for jobs that a full group has no room for. */
+/* Raises IQ007 for jobs for which a group does not have room. */
 pg_noreturn static void
 refuse_jobs(const QueueInfo *queue, Datum name, int64 jobs)
 {
@@ -69,18 +70,18 @@ refuse_jobs(const QueueInfo *queue, Datum name, int64 jobs)
 				errmsg("cannot add %lld jobs to a group of queue \"%s\", because its "
 					   "group_max_unfinished is %d",
 					   (long long) jobs, queue->name, queue->group_max_unfinished),
-				errhint("Add fewer jobs of group \"%s\" in one transaction, or raise "
+				errhint("Add fewer jobs to group \"%s\" in one transaction, or raise "
 						"group_max_unfinished with idemq.alter_queue.",
 						shown));
 	ereport(
 		ERROR, errcode(ERRCODE_IDEMQ_QUEUE_FULL),
 		errmsg("a group of queue \"%s\" is full", queue->name),
 		errdetail_plural("The queue's group_max_unfinished is %d, which leaves no room for %lld "
-						 "more job of the group. Jobs that open transactions have enqueued count.",
+						 "more job in the group. Jobs enqueued by open transactions also count.",
 						 "The queue's group_max_unfinished is %d, which leaves no room for %lld "
-						 "more jobs of the group. Jobs that open transactions have enqueued count.",
+						 "more jobs in the group. Jobs enqueued by open transactions also count.",
 						 (unsigned long) jobs, queue->group_max_unfinished, (long long) jobs),
-		errhint("Enqueue again when jobs of group \"%s\" have finished, or raise "
+		errhint("Enqueue again after jobs of group \"%s\" have finished, or raise "
 				"group_max_unfinished with idemq.alter_queue.",
 				shown));
 }
@@ -91,16 +92,16 @@ refuse_table_full(const QueueInfo *queue)
 	ereport(ERROR, errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
 			errmsg("cannot enqueue into another group of queue \"%s\"", queue->name),
 			errdetail(
-				"The queue has group_max_unfinished, and open transactions have enqueued into "
-				"as many groups as shared memory has room for. One queue can use half of "
-				"that room."),
+				"The queue has group_max_unfinished, so each group into which an open transaction "
+				"has enqueued needs an entry in shared memory, and no entry is free. One queue can "
+				"use at most half of the entries."),
 			errhint("Enqueue into fewer groups in one transaction, or raise idemq.max_buckets and "
 					"restart the server."));
 }
 
 /*
- * Takes the room that this transaction lacks for jobs of a group.  Returns false when shared memory has no room
- * for another group.
+ * Takes the room that this transaction lacks for jobs of a group.  Returns false if there is no free
+ * entry for the group in shared memory.
  */
 static bool
 ask_take(const QueueInfo *queue, GroupAsk *ask)
@@ -117,22 +118,22 @@ ask_take(const QueueInfo *queue, GroupAsk *ask)
 }
 
 /*
- * Returns a registered snapshot that does not show what this transaction has done: that is in what
- * it has added, or in its room.
+ * Returns a registered snapshot that does not show the changes of this transaction, because the jobs
+ * that it has added and ended are already included in the room that it has.
  */
 static Snapshot
 count_snapshot(void)
 {
 	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
 
-	/* The version of a row before all commands of this transaction is the visible one. */
+	/* Rows are visible as they were before the first command of this transaction. */
 	snapshot->curcid = FirstCommandId;
 	return snapshot;
 }
 
 /*
- * Returns whether the room that was taken for a group stays within the limit; gives it back if not.
- * snapshot: taken after the room.
+ * Returns whether a group stays within its limit with the room that was just taken; if not, gives that
+ * room back.  snapshot: was taken after the room.
  */
 static bool
 ask_fits(JobsTable *table, const QueueInfo *queue, GroupAsk *ask, Snapshot snapshot)
@@ -141,7 +142,7 @@ ask_fits(JobsTable *table, const QueueInfo *queue, GroupAsk *ask, Snapshot snaps
 
 	if (ask->taken == 0)
 		return true;
-	/* No more than one entry beyond what is left has to be read. */
+	/* It is enough to read one entry more than the limit leaves for committed jobs. */
 	if (left >= 0 &&
 		idemq_jobs_group_count(table, queue->id, ask->name, snapshot, left + 1) <= left)
 		return true;
@@ -161,10 +162,10 @@ is_limited(const QueueInfo *queue, const JobChange *columns, Datum *name)
 }
 
 /*
- * Takes room for a new job in its group, before its row is written; none if the group has no limit.
- * Adds what it takes to *taken, for idemq_group_room_return.  Returns false when the group is full.
- * When shared memory has no room for another group, raises 53400, or returns false if the rule is not
- * to raise.
+ * Takes room for a new job in its group, before the job's row is written; takes none if the group has
+ * no limit.  Adds the room to *taken, for idemq_group_room_return.  Returns false if the group is
+ * full.  If there is no free entry for the group in shared memory, raises 53400 if the rule is
+ * FULL_RAISES, and otherwise returns false.
  */
 bool
 idemq_group_room_try(JobsTable *table, const QueueInfo *queue, const JobChange *columns,
@@ -195,7 +196,7 @@ idemq_group_room_try(JobsTable *table, const QueueInfo *queue, const JobChange *
 	return fits;
 }
 
-/* Gives back room that was just taken for a job which is not added after all. */
+/* Gives back the room that was just taken for a job that will not be added. */
 void
 idemq_group_room_return(const QueueInfo *queue, const JobChange *columns, int64 taken)
 {
@@ -216,9 +217,9 @@ idemq_group_room_refuse(const QueueInfo *queue, const JobChange *columns)
 }
 
 /*
- * Takes room for a new job without a key in its queue and in its group.  Returns false, or raises
- * IQ007 if that is the rule, when one of them is full.  A job that is added nevertheless has the room
- * that there was.
+ * Takes room for a new job without a key, both in its queue and in its group.  If one of them is full,
+ * raises IQ007 if the rule is FULL_RAISES, and otherwise returns false.  With FULL_ADDS, the job will
+ * be added nevertheless, so room that was taken in the queue is kept.
  */
 bool
 idemq_room_for_new_job(JobsTable *table, const QueueInfo *queue, const JobChange *columns,
@@ -256,7 +257,7 @@ compare_names(const void *a, const void *b, void *arg)
 	return order != 0 ? order : (int) VARSIZE_ANY_EXHDR(left) - (int) VARSIZE_ANY_EXHDR(right);
 }
 
-/* Fills the groups of the elements that have one, and how many jobs each group gets. */
+/* Finds the group of each element, and the number of jobs that each group gets. */
 static void
 find_groups(GroupAsks *asks, const ArrayArg *names, int count)
 {
@@ -286,8 +287,8 @@ find_groups(GroupAsks *asks, const ArrayArg *names, int count)
 }
 
 /*
- * Takes room for what all groups ask for, then counts all of them under one snapshot.  A group that
- * is full is refused or, with may_fail, gets no room.
+ * Takes the room that the call asks for in all groups, and then counts all of them under one
+ * snapshot.  If a group is full, raises IQ007 or, with may_fail, gives back the room in that group.
  */
 static void
 take_all(JobsTable *table, GroupAsks *asks, bool may_fail)
@@ -315,10 +316,10 @@ take_all(JobsTable *table, GroupAsks *asks, bool may_fail)
 }
 
 /*
- * Begins the enqueue of many jobs, before any of their rows is written: takes room for all of them, in
- * each group where that is possible.  Some may turn out to be duplicates: so a group that has no room
- * for all of them is not refused here.  names: of the groups, or without values if no job has one.
- * Returns NULL if none of the jobs counts.
+ * Begins an enqueue of many jobs, before any of their rows is written: takes room for all jobs of each
+ * group that has enough.  A group that does not have enough is not refused here, because some of its
+ * jobs may turn out to be duplicates.  names: the group keys; names->values is NULL if no job has one.
+ * Returns NULL if no job of the call can be limited.
  */
 GroupAsks *
 idemq_group_rooms_begin(JobsTable *table, const QueueInfo *queue, const ArrayArg *names, int count)
@@ -339,8 +340,8 @@ idemq_group_rooms_begin(JobsTable *table, const QueueInfo *queue, const ArrayArg
 }
 
 /*
- * Takes room for the elements that have no key, which are certain to be added; raises IQ007 when a
- * group is full.  To be called when all those with a key are written.
+ * Takes room for the elements without a key, which are certain to be added; raises IQ007 if a group is
+ * full.  Must be called after all elements with a key have been written.
  */
 void
 idemq_group_rooms_for(JobsTable *table, GroupAsks *asks, const int *elements, int count)
@@ -368,7 +369,7 @@ idemq_group_rooms_accepted(GroupAsks *asks, int element)
 		asks->accepted[asks->group_of[element]]++;
 }
 
-/* Gives back the room that was taken for elements which turned out to be duplicates. */
+/* Gives back the room that was taken for elements that turned out to be duplicates. */
 void
 idemq_group_rooms_end(GroupAsks *asks)
 {

@@ -182,13 +182,13 @@ typedef enum OnDuplicate
 	DUPLICATE_ERROR	 /* raise */
 } OnDuplicate;
 
-/* What happens to a new job of a queue with max_unfinished that is full: see job/room.c. */
+/* What happens to a new job if its queue or its group is full: see job/room.c and group_room.c. */
 typedef enum WhenFull
 {
 	FULL_RAISES, /* IQ007 */
-	FULL_ADDS,	 /* it is added, and the answer says so */
-	FULL_SKIPS,	 /* it is not added, and the answer says so */
-	FULL_UNASKED /* it is added, and nobody asks whether the queue is full */
+	FULL_ADDS,	 /* the job is added, and EnqueueAnswer.full is set */
+	FULL_SKIPS,	 /* the job is not added, and EnqueueAnswer.full is set */
+	FULL_UNASKED /* the job is added without asking for room */
 } WhenFull;
 
 /* That, with its details.  Fields that are left out are 0. */
@@ -210,8 +210,7 @@ typedef struct EnqueueAnswer
 	JobStatus status;
 	Datum result; /* jsonb, in the caller's memory context; 0 for none */
 	bool foreign; /* a duplicate that another transaction has written */
-	bool
-		full; /* the queue was: the job was added over the limit, or with OUTCOME_LOCKED not added */
+	bool full;	  /* no room: added over the limit, or not added (OUTCOME_LOCKED) */
 } EnqueueAnswer;
 
 extern bool idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key,

@@ -160,17 +160,17 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const Job *job, const
 	return write;
 }
 
-/* What an attempt to add a job with a key knows of the room for it. */
+/* What an attempt to add a job with a key knows about the room for the job. */
 typedef struct KeyedRoom
 {
 	int64 in_queue; /* taken for the job */
 	int64 in_group;
-	bool is_full;		/* the job is added all the same */
-	bool is_group_full; /* it was the group that had no room */
+	bool is_full;		/* the queue or the group is full, but the job is added nevertheless */
+	bool is_group_full; /* the queue had room, but the group did not */
 	bool looked_again;	/* for a duplicate, after the queue or the group was found to be full */
 } KeyedRoom;
 
-/* Gives back the room that was taken for a job which is not added after all. */
+/* Gives back the room that was taken for a job that will not be added. */
 static void
 give_room_back(const QueueInfo *queue, const JobChange *columns, KeyedRoom *room)
 {
@@ -183,14 +183,14 @@ give_room_back(const QueueInfo *queue, const JobChange *columns, KeyedRoom *room
 
 typedef enum KeyedStep
 {
-	KEYED_ADD,	/* there is room, or the job is added all the same */
-	KEYED_LOOK, /* for a duplicate, once more */
-	KEYED_SKIP	/* the queue or the group is full, and the job is not added */
+	KEYED_ADD,	/* add the job: there is room, or it is added nevertheless */
+	KEYED_LOOK, /* look for a duplicate once more */
+	KEYED_SKIP	/* do not add the job: the queue or the group is full */
 } KeyedStep;
 
 /*
- * Takes room for a job whose key nobody has; raises IQ007 when the queue or the group is full, if
- * that is the rule.
+ * Takes room for a job whose key is not in use.  If the queue or the group is full, raises IQ007 if
+ * the rule is FULL_RAISES.
  */
 static KeyedStep
 take_keyed_room(JobsTable *table, const QueueInfo *queue, const JobChange *columns,
@@ -208,7 +208,10 @@ take_keyed_room(JobsTable *table, const QueueInfo *queue, const JobChange *colum
 		return KEYED_ADD;
 	}
 	give_room_back(queue, columns, room);
-	/* A duplicate needs no room: of a transaction that is open, or has just committed. */
+	/*
+	 * A duplicate needs no room.  So wait for an open transaction that is adding one, and look once
+	 * more in case such a transaction has just committed.
+	 */
 	if ((wait == JOB_WAITS && idemq_jobs_await_key(table, queue->id, columns->values[COL_KEY])) ||
 		!room->looked_again)
 	{

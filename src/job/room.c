@@ -2,21 +2,22 @@
  * job/room.c
  *		Whether a queue's max_unfinished allows new jobs.
  *
- * shared/queue_states/unfinished.c says what is counted and why the limit holds.  What is here asks
- * it before a row is written, counts the rows when nobody has counted them, and raises IQ007.
+ * shared/queue_states/unfinished.c says what is counted, and proves that the limit holds.  This file
+ * asks it for room before a row is written, counts the rows if their number is not known, and raises
+ * IQ007.
  *
  * The first enqueue after a restart, or after anything that makes the count unknown, counts the
  * queue's unfinished jobs through the indexes jobs_ready (pending, running and retrying jobs),
  * jobs_group (blocked jobs of groups) and children_queue (blocked jobs without a group), and reads
- * at most one entry beyond the limit.  Other sessions that enqueue wait for it, COUNT_PATIENCE at
+ * at most one entry beyond the limit.  Other sessions that enqueue wait for it, for COUNT_PATIENCE at
  * most.
  *
- * Never refused, and never asking: dead-letter records, retry, redrive and reruns, and rows that SQL
- * writes.  A published job asks, and is added or skipped if the queue is full (api/publish.c).  A
- * duplicate needs no room.
+ * Some jobs are never refused, so they do not ask for room: dead-letter records, retry, redrive,
+ * reruns, and rows that SQL writes.  A published job asks for room; if the queue is full, it is added
+ * or skipped (api/publish.c).  A duplicate needs no room.
  *
- * A waiting session holds what its transaction has locked, and the counting session waits for no
- * row: so the two cannot wait for each other.
+ * A session that waits for a count keeps the locks of its transaction.  It cannot deadlock with the
+ * session that counts, because counting never waits for a row lock.
  */
 #include "postgres.h"
 
@@ -32,7 +33,7 @@
 /* How long an enqueue waits while another session counts the queue's jobs, in microseconds. */
 #define COUNT_PATIENCE (5 * USECS_PER_SEC)
 
-/* $1: queue, $2: the most jobs that are counted. */
+/* $1: queue, $2: maximum number of jobs to count. */
 static SqlStatement count_unfinished =
 	{.in_order = true,
 	 .text = "SELECT pg_catalog.count(*) FROM (SELECT 1 FROM ("
@@ -45,7 +46,7 @@ static SqlStatement count_unfinished =
 			 "AND j.ready_at IS NULL OFFSET 0) j)) u LIMIT $2) x",
 	 .types = {INT4OID, INT8OID}};
 
-/* Counts a queue's unfinished jobs, unless another session does, or they are known by now. */
+/* Counts a queue's unfinished jobs, unless a session is counting them or their number is known. */
 static void
 room_count(const QueueInfo *queue)
 {
@@ -68,7 +69,7 @@ room_count(const QueueInfo *queue)
 	idemq_unfinished_end_count(jobs);
 }
 
-/* Raises IQ007 for jobs that a full queue has no room for. */
+/* Raises IQ007 for jobs for which a queue does not have room. */
 void
 idemq_room_refuse(const QueueInfo *queue, int64 jobs)
 {
@@ -81,11 +82,11 @@ idemq_room_refuse(const QueueInfo *queue, int64 jobs)
 	ereport(
 		ERROR, errcode(ERRCODE_IDEMQ_QUEUE_FULL), errmsg("queue \"%s\" is full", queue->name),
 		errdetail_plural("Its max_unfinished is %d, which leaves no room for %lld more job. Jobs "
-						 "that open transactions have enqueued count.",
+						 "enqueued by open transactions also count.",
 						 "Its max_unfinished is %d, which leaves no room for %lld more jobs. Jobs "
-						 "that open transactions have enqueued count.",
+						 "enqueued by open transactions also count.",
 						 (unsigned long) jobs, queue->max_unfinished, (long long) jobs),
-		errhint("Enqueue again when jobs of the queue have finished, or raise max_unfinished "
+		errhint("Enqueue again after jobs of the queue have finished, or raise max_unfinished "
 				"with idemq.alter_queue."));
 }
 
@@ -94,17 +95,17 @@ refuse_counting(const QueueInfo *queue)
 {
 	ereport(ERROR, errcode(ERRCODE_LOCK_NOT_AVAILABLE),
 			errmsg("the unfinished jobs of queue \"%s\" are still being counted", queue->name),
-			errdetail("Another session has counted them for 5 s, because the queue has "
-					  "max_unfinished and shared memory does not know their number, for example "
-					  "after a restart."),
+			errdetail("This call has waited 5 s for another session, which is counting them "
+					  "because the queue has max_unfinished and their number is not known, for "
+					  "example after a restart."),
 			errhint("Repeat the call later."));
 }
 
 /*
- * Takes room for new jobs of a queue, before their rows are written; none if the queue has no
- * max_unfinished.  Adds what it takes to *taken, for idemq_pending_room_give_back: less than jobs
- * where the transaction has room left, or uses that of jobs that it has ended.  Returns false when
- * the queue is full.  Raises 55P03 when the jobs are counted for too long.
+ * Takes room for new jobs of a queue, before their rows are written; takes none if the queue has no
+ * max_unfinished.  Adds the room to *taken, for idemq_pending_room_give_back.  This is less than jobs
+ * if the transaction still has unused room, or can use that of jobs that it has ended.  Returns false
+ * if the queue is full.  Raises 55P03 if counting the jobs takes too long.
  */
 bool
 idemq_room_try(const QueueInfo *queue, int64 jobs, int64 *taken)
@@ -138,7 +139,7 @@ idemq_room_try(const QueueInfo *queue, int64 jobs, int64 *taken)
 	return true;
 }
 
-/* As idemq_room_try, for jobs that are certain to be added; raises IQ007 when the queue is full. */
+/* Like idemq_room_try, for jobs that are certain to be added; raises IQ007 if the queue is full. */
 void
 idemq_room_for(const QueueInfo *queue, int64 jobs)
 {
@@ -149,9 +150,9 @@ idemq_room_for(const QueueInfo *queue, int64 jobs)
 }
 
 /*
- * Returns whether a queue has room for jobs now.  For a session that has joined the queue's waiters
- * for room: when it has none, or another session counts the jobs, the session is woken later.
- * Raises IQ007 for more jobs than the queue can ever hold.
+ * Returns whether a queue now has room for jobs.  The session must have joined the queue's waiters for
+ * room: if this returns false, because the queue is full or another session is counting the jobs, the
+ * session will be woken later.  Raises IQ007 if jobs exceeds max_unfinished.
  */
 bool
 idemq_room_is_there(const QueueInfo *queue, int64 jobs)

@@ -1,7 +1,7 @@
 /*
  * observe/check_gauges.c
- *		The audit of how many jobs shared memory knows of: the gauges of each queue, against
- *		a count of its rows; and what it counts for max_unfinished.  Rows that were written with
+ *		The audit of how many jobs shared memory knows of: the gauges of each queue, and its count
+ *		for max_unfinished, are compared with a count of its rows.  Rows that were written with
  *		triggers off are in neither.
  *
  * A gauge changes after the rows do, so a difference is a suspect.  The number of changes of a
@@ -35,7 +35,7 @@ read_view(int32 queue_id, CounterView *view)
 		   view->known;
 }
 
-/* Reports a queue's gauges, and its count for max_unfinished, that are not the rows counted. */
+/* Reports a queue's gauges, and its count for max_unfinished, if they differ from the counted rows. */
 static void
 gauges_report(CheckCall *call, int32 queue_id, const CounterView *view, const int64 *jobs,
 			  int64 excess)
@@ -58,13 +58,13 @@ gauges_report(CheckCall *call, int32 queue_id, const CounterView *view, const in
 		idemq_check_report(
 			call, CHECK_WARNING, "limits.unfinished",
 			"queue \"%s\" counts %lld more unfinished jobs for max_unfinished than it has, because "
-			"rows were written with triggers disabled: SELECT idemq.recount()",
+			"rows were written with triggers disabled: run SELECT idemq.recount()",
 			queue.name, (long long) excess);
 }
 
 /*
- * Returns by how much what memory counts for max_unfinished differs from those rows; 0 also when it
- * does not count.
+ * Returns by how much the count for max_unfinished exceeds those rows; negative if it is below them,
+ * and 0 if there is no exact count.
  */
 static int64
 unfinished_excess(int32 queue_id, const int64 *jobs)
@@ -79,8 +79,8 @@ unfinished_excess(int32 queue_id, const int64 *jobs)
 }
 
 /*
- * Returns whether a queue's gauges, and its count for max_unfinished, are those rows, or not known.
- * The count is read first: the number of changes moves before it does.
+ * Returns whether a queue's gauges and its count for max_unfinished agree with those rows, or are not
+ * known.  The count is read before the number of changes, because a commit changes that number first.
  */
 static bool
 agrees(int32 queue_id, const int64 *jobs, CounterView *view, int64 *excess)

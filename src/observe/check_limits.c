@@ -1,16 +1,17 @@
 /*
  * observe/check_limits.c
- *		The audit of what max_running counts, and of room that is left over in groups of queues
- *		with group_max_unfinished; and which queues have no state to count in.
+ *		The audit of what max_running counts, and of room that no transaction holds in groups of
+ *		queues with group_max_unfinished; and which queues have no state to count in.
  *
  * A queue's count is the sum over its lease entries.  Both change together, under
  * the entry's partition lock: so with all of these locks held, the two agree at any moment,
  * and no second check is needed.  The locks are held only if the two differ by a walk that
  * locks one partition at a time, and then while this database's entries are walked over.
  *
- * A transaction that takes room in a group has a lock on idemq.jobs from before it takes the room
- * until after it has given it back.  So if nobody has such a lock at an instant after an entry was
- * read, and the entry is still there later, no transaction will ever give its room back.
+ * A transaction that takes room in a group holds a lock on idemq.jobs from before it takes the room
+ * until after it has given the room back.  Suppose that an entry was read, that at a later instant no
+ * transaction held such a lock, and that the entry still exists after that.  Then no transaction will
+ * ever give its room back.
  */
 #include "postgres.h"
 
@@ -60,7 +61,7 @@ check_limits_compare(CheckCall *call, int64 *sums, int64 *excess, bool locked)
 	return agree;
 }
 
-/* Checks that no room is left over in groups; see the file's header. */
+/* Checks that all room in groups is held by transactions; see the file's header. */
 static void
 check_group_room(CheckCall *call)
 {
@@ -74,7 +75,7 @@ check_group_room(CheckCall *call)
 	if (nbefore > 0)
 	{
 		SET_LOCKTAG_RELATION(tag, MyDatabaseId, idemq_oids()->jobs);
-		/* ShareLock conflicts with RowExclusiveLock and what writers take above it. */
+		/* ShareLock conflicts with RowExclusiveLock, and with stronger locks that writers take. */
 		pfree(GetLockConflicts(&tag, ShareLock, &writers));
 	}
 	if (nbefore > 0 && writers == 0)
@@ -89,8 +90,8 @@ check_group_room(CheckCall *call)
 	if (left > 0)
 		idemq_check_report(
 			call, CHECK_ERROR, "limits.group_room",
-			"%d groups of queues with group_max_unfinished have room that no transaction holds, "
-			"so enqueues into them are refused too early: restart the server",
+			"%d groups of queues with group_max_unfinished count room that no transaction holds, "
+			"so enqueues into them are refused even though there is room: restart the server",
 			left);
 	pfree(after);
 	pfree(before);

@@ -150,7 +150,7 @@ make_metrics(RowBuilder *row, const QueueInfo *queue, SqlGauges *sql_gauges)
 	unattended = idemq_unattended_since(queue, oldest, now);
 	row_add_if(row, unattended != DT_NOEND,
 			   idemq_interval_datum(now - Max(unattended, now - OLDEST_AGE)));
-	/* A lower bound is shown as well: it is above the limit. */
+	/* A lower bound is also shown, because it still tells that the queue is full. */
 	counts_room = has_status && queue->max_unfinished > 0 &&
 				  idemq_unfinished_view(queue->qstate, queue->id, &room);
 	row_add_if(row, counts_room, Int64GetDatum(room.jobs + room.taken));
@@ -200,7 +200,7 @@ SQL_FUNCTION(idemq_sql_recount)
 					"cannot count jobs: too many transactions are open, or too many databases use "
 					"idemq"),
 				errhint("Try again later. Until then, idemq.metrics counts jobs with SQL."));
-	/* Rows that no trigger saw are missing there, too: the next enqueue counts again. */
+	/* The counts for max_unfinished also lack rows that no trigger saw.  Enqueues count again. */
 	idemq_unfinished_unset_database(MyDatabaseId);
 	PG_RETURN_INT64(jobs);
 }

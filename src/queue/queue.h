@@ -147,12 +147,12 @@ extern void idemq_queue_cache_forget(int32 id);
 extern uint64 idemq_queue_cache_version(void);
 extern bool idemq_queue_cache_limits_groups(int32 id);
 
-/* Whether any queue that this session knows has group_max_unfinished. */
+/* Whether any queue in this session's cache has group_max_unfinished. */
 extern bool idemq_any_limits_groups;
 
 /*
- * Returns whether a queue has group_max_unfinished, as far as this session knows; reads no row, and
- * costs one comparison where no queue has it.
+ * Returns whether a queue has group_max_unfinished, according to this session's cache.  Does not read
+ * any rows; costs one comparison if no queue has the limit.
  */
 static inline bool
 idemq_queue_limits_groups(int32 id)

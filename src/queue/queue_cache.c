@@ -375,7 +375,7 @@ idemq_queue_cache_version(void)
 	return reset_at + idemq_version_of_all();
 }
 
-/* Returns whether a queue has group_max_unfinished, by what was last read of it. */
+/* Returns whether a queue has group_max_unfinished, according to the cache. */
 bool
 idemq_queue_cache_limits_groups(int32 id)
 {

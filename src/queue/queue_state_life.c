@@ -3,9 +3,9 @@
  *		How a queue gets its state in shared memory, and loses it.
  *
  * A queue state has parts in several files: the scan starts and the recovery point in the queue
- * state itself; the ring of events, the counters, the unfinished jobs, the groups and the cell of buckets at
- * its index.  The next queue must inherit nothing, so all of them are reset or forgotten here, and
- * nowhere else.  (A pass of promotion, at its index too, is the worker's:
+ * state itself; the ring of events, the counters, the unfinished jobs, the groups and the cell of
+ * buckets at its index.  The next queue must inherit nothing, so all of them are reset or forgotten
+ * here, and nowhere else.  (A pass of promotion, at its index too, is the worker's:
  * shared/groups/promote_pass.c.)
  *
  * Invariant: a queue that has a state has all of its parts.  qstates_lock is held
@@ -111,8 +111,8 @@ idemq_qstates_forget_database(Oid database)
 }
 
 /*
- * Unsets every scan start, gauge, count of unfinished jobs and low-water mark of a database and asks for recovery: rows
- * changed, and it is not known which (after COMMIT PREPARED, for example).
+ * Unsets every scan start, gauge, count of unfinished jobs and low-water mark of a database and asks
+ * for recovery: rows changed, and it is not known which (after COMMIT PREPARED, for example).
  */
 void
 idemq_qstates_unset_database(Oid database)

@@ -8,8 +8,8 @@
  * group has a head, or else which job is next, however many are blocked.  Of a group
  * that may have several running jobs (job/permits.c) those with a ready_at are scanned.
  *
- * For group_max_unfinished the jobs of a group are counted.  Like an index-only scan, the count reads
- * no row whose page is all-visible.
+ * For group_max_unfinished, the jobs of a group are counted.  Like an index-only scan, the count does
+ * not read rows on all-visible pages.
  */
 #include "postgres.h"
 
@@ -154,7 +154,7 @@ idemq_jobs_group_scan_next(JobsTable *table, Job *job)
 	return found;
 }
 
-/* Counts the unfinished jobs of a group that a snapshot shows, as many as most. */
+/* Counts up to most unfinished jobs of a group that a snapshot shows. */
 int64
 idemq_jobs_group_count(JobsTable *table, int32 queue_id, Datum name, Snapshot snapshot, int64 most)
 {
@@ -169,7 +169,7 @@ idemq_jobs_group_count(JobsTable *table, int32 queue_id, Datum name, Snapshot sn
 
 	name_keys(keys, queue_id, name);
 	scan = compat_index_beginscan(table->rel, index, snapshot, lengthof(keys));
-	/* Keeps the index page pinned: VACUUM, which sets pages all-visible, removes no entry of it. */
+	/* Pins the index page: VACUUM, which sets pages all-visible, cannot remove entries from it. */
 	scan->xs_want_itup = true;
 	index_rescan(scan, keys, lengthof(keys), NULL, 0);
 	while (count < most && (tid = index_getnext_tid(scan, ForwardScanDirection)) != NULL)

@@ -137,8 +137,8 @@ idemq_jobs_key_in_doubt(JobsTable *table, int32 queue_id, Datum key)
 }
 
 /*
- * Waits until no other open transaction is giving a key to a job that no committed job has; returns
- * whether there was one.
+ * Waits until no other open transaction is giving this key, which no committed job has, to a job;
+ * returns whether there was such a transaction.
  */
 bool
 idemq_jobs_await_key(JobsTable *table, int32 queue_id, Datum key)

@@ -135,7 +135,7 @@ fill_new_row(JobsTable *table, const Job *job, const JobChange *change)
 	ExecStoreVirtualTuple(new_row);
 }
 
-/* Returns whether a status and a group are those of a job that group_max_unfinished counts. */
+/* Returns whether group_max_unfinished counts a job with this status. */
 static bool
 counts_in_group(JobStatus status, bool has_group)
 {

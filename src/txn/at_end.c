@@ -6,10 +6,11 @@
  * registered first, so their order would depend on the order of lines in _PG_init.
  *
  *		PRE_COMMIT		groups: enter commit windows
- *						room: take it for jobs that were added without asking
+ *						room: take room for jobs that were added without asking
  *		COMMIT			settings and holds: move versions
  *						groups: mark, leave commit windows, give back owned ones
- *						counts: add; room: count the jobs, give it back; room in groups: give it back
+ *						counts: add; room in queues: count the jobs, give it back
+ *						room in groups: give it back
  *						actions: count transferred entries, then follow all in order
  *						ready keys: lower scan starts, wake
  *						forget all, let kept-away workers back
@@ -17,7 +18,7 @@
  *						counts: end a count of jobs that is under way
  *						actions: undo, the last first
  *						ready keys: lower scan starts, wake; drop, with what was counted
- *						room, also in groups: give it back
+ *						room in queues and groups: give it back
  *						forget all, leave commit windows, let kept-away workers back
  *		PRE_PREPARE		actions: raise an error for what cannot be prepared
  *		PREPARE			counts: end a count of jobs that is under way

@@ -19,8 +19,9 @@
  * PREPARE TRANSACTION: from then on no session owns the transaction, so what only a
  * session could answer for is refused: a claim (unless it is the attempt's end as well), a
  * promotion, the end of an attempt where max_running counts, an enqueue where max_unfinished or
- * group_max_unfinished counts, and a drop of what memory knows.  The entries of attempts that the transaction ends are removed; its row locks alone
- * keep others off, and a claimer that meets such a row does not pass it.  When it ends, the
+ * group_max_unfinished counts, and a drop of what memory knows.  The entries of attempts that the
+ * transaction ends are removed.  After that, only its row locks keep other sessions from these jobs,
+ * and a claimer that meets such a row does not pass it.  When the transaction ends, the
  * utility hook (hooks/utility.c) unsets the scan starts and asks for recovery.
  *
  * What txn/at_end.c calls neither allocates nor raises; idemq_pending_before_prepare
@@ -643,10 +644,10 @@ idemq_pending_before_prepare(void)
 		refuse_claim();
 	if (idemq_pending_room_any())
 		refuse_prepare("has added jobs to a queue with max_unfinished",
-					   "Commit in one phase, or remove the limit with SELECT "
+					   "Use COMMIT instead of PREPARE TRANSACTION, or remove the limit with SELECT "
 					   "idemq.alter_queue('...', max_unfinished => 0).");
 	if (idemq_pending_group_room_any())
-		refuse_prepare("has added jobs to a group of a queue with group_max_unfinished",
+		refuse_prepare("has enqueued into a group of a queue with group_max_unfinished",
 					   "Use COMMIT instead of PREPARE TRANSACTION, or remove the limit with SELECT "
 					   "idemq.alter_queue('...', group_max_unfinished => 0).");
 	for (int i = 0; i < nactions; i++)

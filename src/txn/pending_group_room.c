@@ -3,27 +3,28 @@
  *		What this transaction does to the groups of queues with group_max_unfinished: how many
  *		unfinished jobs it adds to each, less those that it ends, and the room that it has taken.
  *
- * A transaction needs room for the unfinished jobs that it adds to a group, less those that it ends:
- * so it may use the room of jobs that it ends itself.  shared/groups/group_room.c says why the limit
- * holds.
+ * A transaction needs room for the unfinished jobs that it adds to a group, less those that it ends,
+ * so it may use the room of jobs that it ends itself.  shared/groups/group_room.c proves that the
+ * limit holds.
  *
- * For each group there is a note with the sums, and for each subtransaction that has changed these, a
- * change, on a stack: subtransaction ids grow, so the changes of an open subtransaction are together
- * above its parent's.  A rollback takes the top off, and gives its room back; then the sums are what
- * they were when the subtransaction began.  A release merges the changes into the parent's, so that a
- * loop of exception blocks leaves no more than the block around it.
+ * Each group has a note with the totals.  Each subtransaction that has changed them has a RoomChange
+ * on a stack.  Subtransaction ids grow, so the changes of an open subtransaction are next to each
+ * other, and above those of its parent.  A rollback removes the top of the stack and gives its room
+ * back; the totals are then what they were when the subtransaction began.  A release merges the
+ * changes into those of the parent, so that a loop of exception blocks does not make the stack grow.
  *
- * Each row that is written is noted once, where it is written: by table/jobs_write.c for direct
- * access, by the row trigger (hooks/row_triggers.c) for SQL.
+ * Each written row is noted once: by table/jobs_write.c, or by the row trigger
+ * (hooks/row_triggers.c) if SQL writes the row.
  *
- * Queues without the limit note nothing.  A transaction that has written jobs before the limit was
+ * For queues without the limit, nothing is noted.  A transaction that wrote jobs before the limit was
  * set has not noted them; they count from its commit on.
  *
  * PREPARE TRANSACTION is refused after an enqueue into such a group, because no session would hold
- * its room.  Jobs that were added or ended in another way are counted in the rows.
+ * the room of the prepared transaction.  Jobs that were added or ended in another way need no room,
+ * and are counted in the rows.
  *
- * Locks: none of its own; all state is this backend's, in TopTransactionContext.  What txn/at_end.c
- * calls neither allocates nor raises.
+ * Locks: none.  All state belongs to this backend, in TopTransactionContext.  Functions that
+ * txn/at_end.c calls neither allocate nor raise.
  */
 #include "postgres.h"
 
@@ -42,19 +43,19 @@
 typedef struct RoomNote
 {
 	GroupRoomKey key;
-	int64 added; /* unfinished jobs that are added, less those that are ended */
-	int64 room;	 /* that is taken */
-	int last;	 /* its latest change; NO_CHANGE: none */
+	int64 added; /* number of unfinished jobs added, less those ended */
+	int64 room;	 /* room taken */
+	int last;	 /* index of the latest change; NO_CHANGE: none */
 } RoomNote;
 
 typedef struct RoomChange
 {
 	RoomNote *note;
 	SubTransactionId subid;
-	int before; /* the change of the same group below this one; NO_CHANGE: none */
+	int before; /* index of the previous change of the same group; NO_CHANGE: none */
 	int64 added;
 	int64 room; /* never below 0 */
-	bool asks;	/* it has enqueued */
+	bool asks;	/* this subtransaction has enqueued */
 } RoomChange;
 
 /* NULL between transactions. */
@@ -63,7 +64,7 @@ static RoomChange *changes = NULL;
 static int nchanges = 0;
 static int max_changes = 0;
 
-/* Returns what this subtransaction changes of a group. */
+/* Returns this subtransaction's change of a group. */
 static RoomChange *
 change_of(const GroupRoomKey *key)
 {
@@ -96,8 +97,8 @@ change_of(const GroupRoomKey *key)
 }
 
 /*
- * Notes unfinished jobs that this transaction adds to a group of a queue with the limit, or, with a
- * count below 0, ends there.  name: text, not NULL; '' is no group that has a limit.
+ * Notes unfinished jobs that this transaction adds to a group of a queue with the limit, or ends there
+ * if count is negative.  name: text, not NULL; a group whose name is empty has no limit.
  */
 void
 idemq_pending_group_room_row(int32 queue_id, Datum name, int count)
@@ -114,8 +115,8 @@ idemq_pending_group_room_row(int32 queue_id, Datum name, int count)
 }
 
 /*
- * Returns how much room this transaction lacks to add jobs to a group, and notes that it asks.  What
- * it has taken, and the jobs that it has ended itself, it may use.
+ * Returns how much room this transaction lacks to add jobs to a group, and notes that it has asked.
+ * The transaction may use room that it has already taken, and that of jobs that it has ended itself.
  */
 int64
 idemq_pending_group_room_lacks(const GroupRoomKey *key, int64 jobs)
@@ -126,7 +127,7 @@ idemq_pending_group_room_lacks(const GroupRoomKey *key, int64 jobs)
 	return Max(jobs + change->note->added - change->note->room, 0);
 }
 
-/* As idemq_group_room_take, for this transaction. */
+/* Like idemq_group_room_take, but also notes the room for this transaction. */
 bool
 idemq_pending_group_room_take(const QueueState *qstate, const GroupRoomKey *key, int64 jobs,
 							  int64 *sum)
@@ -140,7 +141,7 @@ idemq_pending_group_room_take(const QueueState *qstate, const GroupRoomKey *key,
 	return true;
 }
 
-/* Gives back room that this subtransaction has just taken, and does not need. */
+/* Gives back room that this subtransaction has just taken and does not need. */
 void
 idemq_pending_group_room_give_back(const GroupRoomKey *key, int64 jobs)
 {
@@ -151,7 +152,7 @@ idemq_pending_group_room_give_back(const GroupRoomKey *key, int64 jobs)
 	idemq_group_room_give_back(key, jobs);
 }
 
-/* Returns whether this transaction has enqueued into a group: then it cannot be prepared. */
+/* Returns whether this transaction has enqueued into such a group, so that it cannot be prepared. */
 bool
 idemq_pending_group_room_any(void)
 {
@@ -163,7 +164,7 @@ idemq_pending_group_room_any(void)
 	return false;
 }
 
-/* Follows the commit: gives all room back. */
+/* Gives back all room, after the commit. */
 void
 idemq_pending_group_room_apply(void)
 {
@@ -172,7 +173,7 @@ idemq_pending_group_room_apply(void)
 		idemq_group_room_give_back(&changes[i].note->key, changes[i].room);
 }
 
-/* Gives a subtransaction's changes to its parent. */
+/* Passes a subtransaction's changes on to its parent. */
 void
 idemq_pending_group_room_release(SubTransactionId subid, SubTransactionId parent)
 {
@@ -204,7 +205,7 @@ idemq_pending_group_room_release(SubTransactionId subid, SubTransactionId parent
 	nchanges = kept;
 }
 
-/* Undoes what was changed in a subtransaction, or in a later one. */
+/* Undoes the changes of a subtransaction and of all later ones. */
 void
 idemq_pending_group_room_undo(SubTransactionId from)
 {

@@ -1,9 +1,9 @@
 /*
  * txn/pending_queues.c
  *		What this transaction owes each queue: the keys of the ready index that it makes
- *		claimable, what it counts, and the attempts that it ends, with whose permits it may claim
+ *		claimable, what it counts, the attempts that it ends, with whose permits it may claim
  *		others in a queue that is at max_running (job/limits.c), and the room that it has taken in
- *		one with max_unfinished (job/room.c).
+ *		a queue with max_unfinished (job/room.c).
  *
  * There is one note for each subtransaction and queue, on a stack: subtransaction ids grow,
  * so the notes of an open subtransaction are together above its parent's.  A rollback takes the top
@@ -24,10 +24,10 @@
  * The top of shared/queue_states/running.c says why no more than max_running jobs are worked on
  * even so.
  *
- * A transaction needs room for the unfinished jobs that it adds, less those that it ends, which the
- * gauges in its notes tell.  Room that a subtransaction takes is in its own note, so that a rollback
- * gives it back; when a note goes, what the others have added and taken is as it was when the
- * subtransaction began.  shared/queue_states/unfinished.c says why the limit holds.
+ * A transaction needs room for the unfinished jobs that it adds, less those that it ends.  The gauges
+ * in its notes contain this number.  Room that a subtransaction takes is in its own note, so that a
+ * rollback gives it back.  Without that note, the other notes are as they were when the subtransaction
+ * began.  shared/queue_states/unfinished.c proves that the limit holds.
  *
  * The stack is kept for the next transaction; unused notes are clean.  It
  * grows when something is noted; what txn/at_end.c calls neither allocates nor raises.
@@ -67,8 +67,8 @@ typedef struct Owed
 	TimestampTz expires_at; /* the earliest; DT_NOEND: none expires */
 	int free;		/* ended attempts whose permit is not taken; below 0: the parent's is taken */
 	int uncounted;	/* ended attempts that were not counted */
-	bool asks;		/* it has enqueued into a queue with max_unfinished */
-	RoomTaken room; /* that it has there */
+	bool asks;		/* has enqueued into this queue, which has max_unfinished */
+	RoomTaken room; /* room taken in this queue */
 	ReadyKey least[IDEMQ_PRIORITIES];
 	CounterDelta delta;
 } Owed;
@@ -314,7 +314,7 @@ idemq_transfer_uncounted(int32 queue_id)
 	return false;
 }
 
-/* Returns how many unfinished jobs a note has added, less those that it has ended. */
+/* Returns the number of unfinished jobs added according to a note, less those ended. */
 static int64
 unfinished_added(const Owed *note)
 {
@@ -325,7 +325,8 @@ unfinished_added(const Owed *note)
 
 /*
  * Returns how much room this transaction lacks to add jobs to a queue with max_unfinished, and notes
- * that it asks.  What it has taken, and the jobs that it has ended itself, it may use.
+ * that it has asked.  The transaction may use room that it has already taken, and that of jobs that it
+ * has ended itself.
  */
 int64
 idemq_pending_room_lacks(const QueueInfo *queue, int64 jobs)
@@ -341,7 +342,7 @@ idemq_pending_room_lacks(const QueueInfo *queue, int64 jobs)
 	return Max(lacks, 0);
 }
 
-/* As idemq_room_take, for this transaction; idemq_pending_room_lacks was called before. */
+/* Like idemq_room_take, but also notes the room.  Must be called after idemq_pending_room_lacks. */
 RoomAnswer
 idemq_pending_room_take(const QueueInfo *queue, int64 jobs)
 {
@@ -351,7 +352,7 @@ idemq_pending_room_take(const QueueInfo *queue, int64 jobs)
 	return idemq_room_take(queue->qstate, queue->id, jobs, queue->max_unfinished, &note->room);
 }
 
-/* Gives back room that this subtransaction has just taken, and does not need. */
+/* Gives back room that this subtransaction has just taken and does not need. */
 void
 idemq_pending_room_give_back(const QueueInfo *queue, int64 jobs)
 {
@@ -359,8 +360,8 @@ idemq_pending_room_give_back(const QueueInfo *queue, int64 jobs)
 }
 
 /*
- * Before the commit: takes room for the jobs that were added without asking, so that it is taken
- * when they become visible.
+ * To be called before the commit: takes room for the jobs that were added without asking, so that
+ * their room is taken when they become visible.
  */
 void
 idemq_pending_room_before_commit(void)
@@ -380,7 +381,7 @@ idemq_pending_room_before_commit(void)
 
 /*
  * Returns whether this transaction has enqueued into a queue with max_unfinished, or has added jobs
- * there otherwise: then it cannot be prepared.
+ * there in another way, so that it cannot be prepared.
  */
 bool
 idemq_pending_room_any(void)
@@ -397,7 +398,7 @@ idemq_pending_room_any(void)
 	return false;
 }
 
-/* Changes the count of unfinished jobs, where there is one, after the commit. */
+/* Changes the count of unfinished jobs, if there is one, after the commit. */
 static void
 unfinished_apply(Owed *note, uint64 xid)
 {
@@ -484,7 +485,7 @@ idemq_pending_counts_apply(void)
 		if (note->qstate == NULL)
 			continue;
 		idemq_counters_add(idemq_qstate_index(note->qstate), note->queue_id, xid, &note->delta);
-		/* After it: is_counted is read when the commit is visible, behind a barrier. */
+		/* After idemq_counters_add, whose lock is a barrier between the commit and is_counted. */
 		unfinished_apply(note, xid);
 	}
 	if (nowed > 0)

@@ -6,7 +6,7 @@
  *		reap		takes back expired leases and those of sessions that ended
  *		recover		gives jobs in flight their entries back, after a start
  *		due			wakes the waiters of what came due by time alone; ends pauses (worker/waking.c)
- *		remind		signals again where no claim followed a signal, or where room is still free
+ *		remind		signals again if no claim followed a signal, or if promised room was not used
  *					(worker/waking.c)
  *		expire		cancels jobs that were not claimed in time (worker/expire.c), in steps
  *		handle		starts processes for the queue's handler (worker/handle.c)

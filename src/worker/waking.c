@@ -1,7 +1,7 @@
 /*
  * worker/waking.c
  *		Waking the waiters of a queue for what no commit has told them: what came due by
- *		time alone (task "due"), and signals that no claim or no enqueue followed (task "remind").
+ *		time alone (task "due"), and signals that no claim or enqueue followed (task "remind").
  *
  * A task's time is taken before the task looks (worker/task_runner.c): an enqueue or a pause
  * from then on notes its own.
@@ -73,7 +73,7 @@ idemq_remind(const QueueInfo *queue)
 		idemq_wake_again(queue->qstate, 1);
 }
 
-/* Signals waiters for room again if there is room: the sessions that were signalled used none. */
+/* Signals waiters for room again if there still is room, which the signalled sessions have not used. */
 void
 idemq_remind_of_room(const QueueInfo *queue)
 {

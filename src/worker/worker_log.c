@@ -201,10 +201,10 @@ log_full_tables(void)
 			 "No job is lost. If this happens often, check in idemq.background_worker whether the "
 			 "background worker is keeping up.");
 	log_full(
-		COUNT_FULL_GROUP_ROOM, "entries of group room", idemq_group_room_usage(),
-		"Open transactions have enqueued into so many groups of queues with "
-		"group_max_unfinished that enqueues into other groups raise error 53400.",
-		"Enqueue into fewer groups in one transaction, or raise idemq.max_buckets, and restart "
+		COUNT_FULL_GROUP_ROOM, "entries for group_max_unfinished", idemq_group_room_usage(),
+		"Open transactions have enqueued into many groups of queues with group_max_unfinished. "
+		"Enqueues into further groups raise error 53400.",
+		"Enqueue into fewer groups in one transaction, or raise idemq.max_buckets and restart "
 		"the server.");
 	log_full(
 		COUNT_FULL_QUEUES, "queues", idemq_qstates_usage(),

@@ -1,21 +1,22 @@
 /*
  * group_room.pml
- *		src/shared/groups/group_room.c with txn/pending_group_room.c and job/group_room.c: room for a new
- *		job of a group is given only while the limit holds, and none is left when all have ended.
+ *		src/shared/groups/group_room.c with txn/pending_group_room.c and job/group_room.c: a transaction
+ *		may add a job to a group only if the limit then holds, and no entry is left when all have ended.
  *
- * One group with a limit of 2 and one job.  Two sessions enqueue twice, the first also inside a
- * savepoint; a third ends the job, and enqueues two jobs at once, or one by the room of the job that it
- * has ended; a fourth adds a job without asking.  Each commits or rolls back.
+ * One group has a limit of 2, and one job.  Two sessions enqueue twice, the first also inside a
+ * savepoint.  A third ends the job, and enqueues two jobs at once, or one job with the room of the job
+ * that it has ended.  A fourth adds a job without asking.  Each session commits or rolls back.
  *
- * Not in it: other groups, which share nothing but the locks of partitions; the size of the table; numbers
- * above two jobs.  Each step under a partition's lock is one step here, and so is a snapshot.
+ * The model leaves out other groups, which share only the locks of partitions; the size of the table;
+ * and enqueues of more than two jobs.  Everything that happens while a partition's lock is held is one
+ * step here, and so is taking a snapshot.
  *
- * Mutants: SNAPSHOT_FIRST (the snapshot is taken before the room), SPLIT (the sum is read, then the room
- * added), GIVE_FIRST (room is given back before the commit is visible), OWN_SEEN (the snapshot shows what
- * the counting transaction has done), GIVE_ALL (a refused enqueue gives back all room that its
- * transaction has), KEEPS_REFUSED (it gives nothing back), KEEPS (an abort gives nothing back),
- * KEEPS_SAVEPOINT (nor does a rollback to a savepoint), NO_ROOM (an enqueue compares, but takes nothing),
- * OPEN_ONLY (the committed jobs are not counted).
+ * Mutants: SNAPSHOT_FIRST (the snapshot is taken before the room), SPLIT (the sum is read in one step,
+ * and the room added in another), GIVE_FIRST (room is given back before the commit is visible),
+ * OWN_SEEN (the snapshot shows the changes of the counting transaction), GIVE_ALL (a refused enqueue
+ * gives back all room of its transaction), KEEPS_REFUSED (a refused enqueue gives no room back), KEEPS
+ * (an abort gives no room back), KEEPS_SAVEPOINT (a rollback to a savepoint gives no room back), NO_ROOM
+ * (an enqueue compares, but takes no room), OPEN_ONLY (the committed jobs are not counted).
  */
 #define LIMIT 2
 #define TXNS 4
@@ -23,15 +24,15 @@
 #define UNASKED 3
 
 short committed = 1;		/* unfinished jobs of the group, as any latest snapshot shows them */
-short added[TXNS];			/* by each transaction, less what it has ended */
+short added[TXNS];			/* by each transaction, less those that it has ended */
 bool visible[TXNS];
 byte room[TXNS];
-short sum = 0;				/* of the entry */
+short sum = 0;				/* in the entry */
 byte ended = 0;
 
 /*
- * What the limit holds for: what is committed, but for a job added unasked that this snapshot does not
- * show, and what open transactions have added; and the new jobs.
+ * The number that must not exceed the limit: committed jobs, except one that was added without asking
+ * and that this snapshot does not show; those added by open transactions; and the new jobs.
  */
 inline check_limit(me, jobs)
 {
@@ -66,7 +67,7 @@ inline take_snapshot(me)
 	}
 }
 
-/* idemq_group_room_for some jobs; takes says whether there is room. */
+/* idemq_group_rooms_for some jobs; sets takes to whether there is room. */
 inline ask(me, jobs)
 {
 	lacks = (added[me] + jobs > room[me] -> added[me] + jobs - room[me] : 0);
@@ -149,7 +150,7 @@ proctype enqueuer(byte me)
 
 	if
 	:: me == 0 ->
-		/* In a savepoint, which is rolled back. */
+		/* Inside a savepoint, which is rolled back. */
 		ask(me, 1);
 		added[me] = 0;
 #ifdef KEEPS_SAVEPOINT
@@ -175,7 +176,7 @@ proctype ender()
 	if
 	:: !takes ->
 		ask(ENDER, 1);
-		/* The room of the job that it has ended is its own. */
+		/* The transaction may use the room of the job that it has ended. */
 		assert(takes)
 	:: else
 	fi;

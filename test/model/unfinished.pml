@@ -1,22 +1,24 @@
 /*
  * unfinished.pml
- *		src/shared/queue_states/unfinished.c with txn/pending_queues.c and job/room.c: room for a new job
- *		is given only while the limit holds, and what is counted is right when all have ended.
+ *		src/shared/queue_states/unfinished.c with txn/pending_queues.c and job/room.c: a transaction gets
+ *		room for a new job only if the limit then holds, and the count is right when all have ended.
  *
- * One queue with a limit of 2 and one job.  Two sessions enqueue, the first also inside a savepoint; a
- * third ends the job, and enqueues by the room of it; a fourth adds a job without asking, or commits a
- * prepared transaction that has added one, which makes the count void.  Each commits or rolls back.  The
- * first that asks counts the jobs; one count may be cancelled.
+ * One queue has a limit of 2, and one job.  Two sessions enqueue, the first also inside a savepoint.  A
+ * third ends the job, and enqueues with its room.  A fourth adds a job without asking, or commits a
+ * prepared transaction that has added one, which makes the count void.  Each session commits or rolls
+ * back.  The first session that asks counts the jobs; one count may be cancelled.
  *
- * Not in it: numbers above one job, lower bounds, lives of a queue state, the patience of those that
- * wait.  Each step under the lock is one step here; the lock is held from is_counted to the snapshot.
+ * The model leaves out enqueues of more than one job, lower bounds, lives of a queue state, and the
+ * timeout of waiting sessions.  Everything that happens while the lock is held is one step here; the
+ * lock is held from setting is_counted until the snapshot is taken.
  *
- * Mutants: SPLIT (the room is compared, then taken), GIVE_FIRST (room is given back before the commit is
- * visible), NO_ASKING (a commit does not ask whether the snapshot saw it), NOT_MEANWHILE (what commits
- * during a count is not added), FLAG_LATE (is_counted, after the snapshot), OWN_SEEN (the counting
- * transaction counts as seen), NO_PRE_COMMIT (jobs that are added without asking take no room), KEEPS
- * (an abort gives nothing back), KEEPS_SAVEPOINT (nor does a rollback to a savepoint), NOT_VOID (a count
- * goes on over COMMIT PREPARED), NO_CANCEL (a cancelled count leaves the others waiting).
+ * Mutants: SPLIT (room is compared in one step and taken in another), GIVE_FIRST (room is given back
+ * before the commit is visible), NO_ASKING (a commit does not check whether the snapshot saw it),
+ * NOT_MEANWHILE (jobs that are committed during a count are not added), FLAG_LATE (is_counted is set
+ * after the snapshot), OWN_SEEN (the snapshot counts as having seen the counting transaction),
+ * NO_PRE_COMMIT (jobs that are added without asking take no room), KEEPS (an abort does not give room
+ * back), KEEPS_SAVEPOINT (a rollback to a savepoint does not give room back), NOT_VOID (a count
+ * continues despite COMMIT PREPARED), NO_CANCEL (a cancelled count leaves the others waiting).
  */
 #define LIMIT 2
 #define TXNS 4
@@ -28,11 +30,11 @@
 #define KNOWN 2
 
 short committed = 1;			/* unfinished jobs, as any latest snapshot shows them */
-short added[TXNS];			/* by each transaction, less what it has ended */
+short added[TXNS];			/* by each transaction, less those that it has ended */
 bool visible[TXNS];
-bool paid[TXNS];			/* its commit is followed */
+bool paid[TXNS];			/* its commit has been applied to the count */
 byte room[TXNS];
-bool early = false;			/* UNASKED began its commit before anybody had asked, or was prepared */
+bool early = false;			/* UNASKED began its commit before any session asked, or was prepared */
 
 bool locked = false;
 bool is_counted = false;
@@ -46,8 +48,9 @@ bool cancelled = false;
 byte ended = 0;
 
 /*
- * What the limit holds for: what is committed, and what open transactions that ask have added.  What was
- * added unasked before anybody asked is as if it came later, until its commit is followed.
+ * The number that must not exceed the limit: committed jobs, and those added by open transactions that
+ * ask.  Jobs that were added without asking before any session asked do not count until their commit
+ * has been applied to the count.
  */
 inline check_limit(me)
 {
@@ -62,12 +65,12 @@ inline check_limit(me)
 		i++
 	:: else -> break
 	od;
-	/* And the new job. */
+	/* Includes the new job. */
 	assert(sum + (added[me] >= 0 -> 1 : 0) <= LIMIT);
 	sum = 0; i = 0
 }
 
-/* room_count; the snapshot does not show what this transaction has done. */
+/* room_count; the snapshot does not show the changes of this transaction. */
 inline count_jobs(me)
 {
 	atomic {
@@ -118,7 +121,7 @@ inline count_jobs(me)
 	fi
 }
 
-/* idemq_room_for one job; takes says whether there is room. */
+/* idemq_room_for one job; sets takes to whether there is room. */
 inline take_room(me)
 {
 	takes = false;
@@ -207,7 +210,7 @@ proctype enqueuer(byte me)
 	take_room(me);
 	if
 	:: takes && me == 0 ->
-		/* In a savepoint, which is rolled back; then once more. */
+		/* Inside a savepoint, which is rolled back; then once more. */
 #ifndef KEEPS_SAVEPOINT
 		give_back(me, 1);
 #else
@@ -246,7 +249,7 @@ proctype unasked()
 	if
 	:: end_transaction(UNASKED)
 	:: atomic { early = true; visible[UNASKED] = true; committed++ };
-		/* COMMIT PREPARED, of what was prepared before there was a limit. */
+		/* COMMIT PREPARED of a transaction that was prepared before the limit was set. */
 		atomic {
 			!locked ->
 			paid[UNASKED] = true;

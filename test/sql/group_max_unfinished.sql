@@ -1,8 +1,8 @@
--- group_max_unfinished: in one session.
+-- group_max_unfinished in one session.
 CREATE EXTENSION idemq;
 \set VERBOSITY sqlstate
 \pset null -
--- Unfinished jobs of each group, and how many groups have room taken.
+-- The number of unfinished jobs of each group; the number of groups in which transactions hold room.
 CREATE FUNCTION unfinished(queue text DEFAULT 'q') RETURNS text RETURN
 	(SELECT coalesce(string_agg(n, ' '), 'none') FROM (SELECT group_key || ' ' || count(*) AS n
 		FROM idemq.job_list j WHERE j.queue = $1 AND status IN ('blocked', 'pending', 'running', 'retrying') AND group_key IS NOT NULL
@@ -17,7 +17,7 @@ BEGIN
 END $$;
 CREATE FUNCTION add(n int DEFAULT 1, g text DEFAULT 'g') RETURNS bigint LANGUAGE sql AS
 	$$ SELECT count(idemq.enqueue('q', to_jsonb(i), group_key => g)) FROM generate_series(1, n) i $$;
--- The SQLSTATE of a statement that is rolled back by itself.
+-- Runs a statement, which is rolled back alone if it fails; returns ok or its SQLSTATE.
 CREATE FUNCTION state_of(statement text) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
 	EXECUTE statement;
@@ -30,11 +30,11 @@ CREATE FUNCTION claim_commit() RETURNS SETOF idemq.outcome LANGUAGE sql AS
 -- Ends the first jobs of a group.
 CREATE FUNCTION finish(n int DEFAULT 1, g text DEFAULT 'g') RETURNS bigint LANGUAGE sql AS
 	$$ SELECT count(idemq.cancel(id)) FROM (SELECT id FROM idemq.jobs WHERE group_key = g AND finished_at IS NULL ORDER BY id LIMIT n) j $$;
--- The id of the group's first job that waits.
+-- The id of the group's first waiting job.
 CREATE FUNCTION first(g text DEFAULT 'g') RETURNS bigint RETURN
 	(SELECT min(id) FROM idemq.jobs WHERE group_key = g AND status IN ('blocked', 'pending'));
 
--- Values.
+-- Valid and invalid values.
 SELECT idemq.create_queue('q', group_max_unfinished => 0);
 SELECT idemq.create_queue('q', group_max_unfinished => -1);
 SELECT idemq.create_queue('q', group_max_unfinished => 10001);
@@ -43,18 +43,18 @@ CALL fresh(NULL, 3);
 SELECT idemq.alter_queue('q', group_max_unfinished => -1);
 SELECT idemq.alter_queue('q', group_max_unfinished => 10001);
 SELECT idemq.alter_queue('q', group_max_unfinished => 4);
--- The jobs from before the limit count, in their group.
+-- Jobs that were enqueued before the limit was set also count in their group.
 SELECT add();
 SELECT add();
 \set VERBOSITY default
 SELECT add();
 SELECT count(*) FROM idemq.enqueue_many('q', array_fill('1'::jsonb, ARRAY[5]), group_keys => array_fill('h'::text, ARRAY[5]));
--- A hint shows no more than the beginning of a long name.
+-- A hint shows only the beginning of a long name.
 SELECT count(*) FROM idemq.enqueue_many('q', array_fill('1'::jsonb, ARRAY[5]), group_keys => array_fill(repeat('ä', 300), ARRAY[5]));
 \set VERBOSITY sqlstate
 SELECT add(4, 'h'), state_of($$SELECT add(1, 'h')$$);
 SELECT add(4, repeat('long', 200)), state_of($$SELECT add(1, repeat('long', 200))$$);
--- Jobs without a group, and those of other queues, have no such limit.
+-- Jobs without a group are not limited, and the limit of another queue does not matter.
 SELECT count(idemq.enqueue('q', '1')) FROM generate_series(1, 9);
 SELECT count(idemq.enqueue('q', '1')), count(idemq.enqueue('q', '1', 'k' || n)) FROM generate_series(1, 9) n;
 CALL fresh(4, 4, 'r');
@@ -65,7 +65,7 @@ SELECT idemq.drop_queue('r', force => true);
 SELECT taken();
 SELECT * FROM idemq.check();
 
--- Every status that is not finished counts.
+-- Jobs in every unfinished status count.
 CALL fresh(4, 4);
 SELECT count(*) FROM idemq.claim('q', 2);
 SELECT idemq.fail(id, token, retry_in => '1 h') FROM idemq.jobs WHERE status = 'running' AND id = (SELECT min(id) FROM idemq.jobs);
@@ -74,7 +74,7 @@ SELECT unfinished(), state_of('SELECT add()');
 SELECT idemq.retry(id) FROM idemq.jobs WHERE status = 'retrying';
 SELECT idemq.release(id, token) FROM idemq.jobs WHERE status = 'running';
 SELECT unfinished(), state_of('SELECT add()');
--- Each way to end a job makes room.
+-- Each way to end a job frees its room.
 SELECT idemq.cancel(first());
 SELECT add(), state_of('SELECT add()');
 SELECT idemq.fail(id, token, permanent => true) FROM idemq.claim('q');
@@ -101,13 +101,13 @@ SELECT add(), state_of('SELECT add()'), taken();
 COMMIT;
 SELECT * FROM idemq.check();
 
--- All or none, in many groups at once.
+-- A call adds all of its jobs or none, even if they belong to many groups.
 CALL fresh(3, 1);
 SELECT count(*) FROM idemq.enqueue_many('q', array_fill('1'::jsonb, ARRAY[7]), group_keys => '{h,g,i,h,g,h,NULL}');
 SELECT unfinished();
 SELECT count(*) FROM idemq.enqueue_many('q', array_fill('1'::jsonb, ARRAY[4]), group_keys => '{i,i,g,j}');
 SELECT unfinished();
--- With keys: a duplicate needs no room.
+-- With keys: a duplicate does not need room.
 SELECT count(*) FROM idemq.enqueue_many('q', '{1,2}', keys => '{a,b}', group_keys => '{k,k}');
 SELECT count(*) FROM idemq.enqueue_many('q', '{1,2,3}', keys => '{a,b,c}', group_keys => '{k,k,k}');
 SELECT count(*) FROM idemq.enqueue_many('q', '{1,2,3}', keys => '{a,b,c}', group_keys => '{k,k,k}');
@@ -116,7 +116,7 @@ SELECT count(*) FROM idemq.enqueue_many('q', '{1,2,4,4}', keys => '{a,b,d,d}', g
 SELECT count(*) FROM idemq.enqueue_many('q', '{5,6,7}', keys => '{e,NULL,NULL}', group_keys => '{l,l,l}');
 SELECT count(*) FROM idemq.enqueue_many('q', '{5,6}', keys => '{e,NULL}', group_keys => '{l,l}');
 SELECT unfinished(), taken();
--- Room that was taken for duplicates is given back at the end of the call, not of the transaction.
+-- Room that was taken for duplicates is given back at the end of the call, and not of the transaction.
 SELECT finish(2, 'k');
 BEGIN;
 SELECT outcome, count(*) FROM idemq.enqueue_many('q', '{3,3}', keys => '{c,c}', group_keys => '{k,k}') GROUP BY 1;
@@ -125,7 +125,7 @@ SELECT outcome, count(*) FROM idemq.enqueue_many('q', '{3,4}', keys => '{c,f}', 
 SELECT taken(), add(1, 'k'), state_of($$SELECT add(1, 'k')$$);
 COMMIT;
 SELECT unfinished(), taken();
--- A refused number is not used up.
+-- A refused sequence number can be used again.
 SELECT (idemq.enqueue_sequenced('q', 'p', 1, '1', group_key => 'g')).outcome;
 SELECT finish();
 SELECT (idemq.enqueue_sequenced('q', 'p', 1, '1', group_key => 'g')).outcome;
@@ -134,7 +134,7 @@ SELECT unfinished();
 CALL fresh(2);
 SELECT count(*) FROM idemq.enqueue_graph('[{"queue": "q", "name": "a", "payload": 1, "group_key": "g"}, {"queue": "q", "name": "b", "payload": 2, "group_key": "g"}, {"queue": "q", "name": "c", "payload": 3, "group_key": "g"}]');
 SELECT unfinished();
--- Children count when they join their group, and joining is never refused.
+-- Children do not count before they join their group, and joining is never refused.
 SELECT count(*) FROM idemq.enqueue_graph('[{"queue": "q", "name": "a", "payload": 1, "group_key": "g"}, {"queue": "q", "name": "b", "payload": 2, "group_key": "g", "depends_on": ["a"]}, {"queue": "q", "name": "c", "payload": 3, "group_key": "g", "depends_on": ["a"]}, {"queue": "q", "name": "d", "payload": 3, "group_key": "g", "depends_on": ["a"]}]');
 SELECT unfinished(), add(), state_of('SELECT add()');
 SELECT claim_commit();
@@ -147,7 +147,7 @@ SELECT unfinished(), state_of('SELECT add()'), finish();
 SELECT unfinished(), add(), state_of('SELECT add()');
 SELECT count(*) FROM idemq.enqueue_many('q', '{1,1,1}', group_keys => '{m,m,m}', depends_on => ARRAY[(SELECT max(id) FROM idemq.jobs)]);
 
--- A duplicate needs no room, and takes none.
+-- A duplicate does not need room, and does not take any.
 CALL fresh(2);
 SELECT (idemq.enqueue('q', '1', 'k', group_key => 'g')).outcome, (idemq.enqueue('q', '2', 'l', group_key => 'g')).outcome;
 SELECT (idemq.enqueue('q', '1', 'k', group_key => 'g')).outcome, (idemq.enqueue('q', '3', 'l', group_key => 'g', on_duplicate => 'replace')).outcome;
@@ -163,7 +163,7 @@ SELECT idemq.cancel(id) FROM idemq.jobs WHERE key = 'l';
 SELECT (idemq.enqueue('q', '1', 'k', group_key => 'g')).outcome;
 SELECT unfinished(), taken();
 
--- Both limits: a job that the group refuses takes no room in the queue.
+-- With both limits, a job that is refused because its group is full takes no room in the queue.
 CALL fresh(2, 2);
 SELECT idemq.alter_queue('q', max_unfinished => 3);
 BEGIN;
@@ -182,12 +182,12 @@ SELECT add(), taken();
 SELECT state_of('SELECT add()');
 COMMIT;
 SELECT unfinished(), taken();
--- Also if the group is above the limit.
+-- This is also true if the group is above the limit.
 SELECT idemq.alter_queue('q', group_max_unfinished => 1);
 WITH done AS MATERIALIZED (SELECT claim_commit() AS outcome) SELECT outcome, add() FROM done;
 SELECT state_of('SELECT add()'), unfinished();
 SELECT idemq.alter_queue('q', group_max_unfinished => 2);
--- A savepoint takes both back.
+-- A rollback to a savepoint undoes both the end of the job and the enqueue.
 BEGIN;
 SAVEPOINT a;
 SELECT claim_commit();
@@ -201,7 +201,7 @@ ROLLBACK TO SAVEPOINT b;
 SELECT add(), state_of('SELECT add()');
 COMMIT;
 SELECT unfinished(), taken();
--- It takes back what was ended before a later enqueue: no room is left over, and none is missing.
+-- The same, if a job was ended before a later enqueue: exactly the room of that enqueue is given back.
 CALL fresh(3, 1);
 BEGIN;
 SELECT add(), taken();
@@ -220,7 +220,7 @@ SELECT unfinished(), taken();
 SELECT add(), state_of('SELECT add()');
 ROLLBACK;
 SELECT taken(), unfinished(), add();
--- Ended by hand, and moved to another group.
+-- Jobs are deleted, or moved to another group, with SQL.
 SELECT add();
 BEGIN;
 DELETE FROM idemq.jobs WHERE id = (SELECT first());
@@ -230,7 +230,7 @@ SELECT add(), state_of('SELECT add()'), taken();
 SELECT add(2, 'h'), state_of($$SELECT add(1, 'h')$$), taken();
 COMMIT;
 SELECT unfinished(), taken();
--- A loop of exception blocks.
+-- A loop of exception blocks, half of which are rolled back.
 CALL fresh(5);
 DO $$
 BEGIN
@@ -248,7 +248,7 @@ BEGIN
 	END LOOP;
 END $$;
 SELECT unfinished(), taken();
--- In the command that has added a job with a key.
+-- enqueue_many with keys, in a transaction that ends a job between two calls.
 CALL fresh(2);
 BEGIN;
 SELECT count(*) FROM idemq.enqueue_many('q', '{1,2}', keys => '{a,NULL}', group_keys => '{g,g}');
@@ -260,7 +260,7 @@ COMMIT;
 SELECT unfinished(), taken();
 SELECT * FROM idemq.check();
 
--- Never refused: they take the group above the limit, and others wait until it is below.
+-- Some jobs are never refused.  They take the group above the limit, and enqueues are refused until it is below.
 CALL fresh(2, 2);
 SELECT idemq.fail(id, token, permanent => true) FROM idemq.claim('q', 2);
 SELECT add(2);
@@ -273,7 +273,7 @@ SELECT finish(3);
 SELECT unfinished(), state_of('SELECT add()');
 SELECT finish();
 SELECT unfinished(), add(), state_of('SELECT add()');
--- A transaction that has added such jobs needs room for them too.
+-- A transaction that has added such jobs also needs room for them before it can enqueue.
 BEGIN;
 SELECT finish(2), add(2);
 SELECT idemq.retry(max(id)) FROM idemq.jobs WHERE status = 'cancelled';
@@ -299,7 +299,7 @@ SELECT idemq.create_topic('news');
 SELECT idemq.bind_topic('news', 'dead');
 SELECT queue, outcome FROM idemq.publish('news', '1', group_key => 'g');
 SELECT unfinished('dead'), state_of($$SELECT idemq.enqueue('dead', '1', group_key => 'g')$$);
--- A published job is counted if its group is full, or is skipped, and takes no room of the queue then.
+-- If its group is full, a published job is counted in over_limit, or is skipped and then takes no room in the queue.
 SELECT outcome FROM idemq.publish('news', '1', group_key => 'h');
 SELECT outcome FROM idemq.publish('news', '1', group_key => 'h', key => 'k');
 SELECT over_limit FROM idemq.topic_bindings;
@@ -317,7 +317,7 @@ SELECT idemq.drop_topic('news');
 SELECT idemq.alter_queue('q', dead_letter_queue => '');
 SELECT idemq.drop_queue('dead', force => true);
 
--- A lowered limit removes no job.
+-- Lowering the limit does not remove jobs.
 CALL fresh(5, 5);
 SELECT idemq.alter_queue('q', group_max_unfinished => 3);
 SELECT unfinished(), state_of('SELECT add()');
@@ -325,14 +325,14 @@ SELECT finish(2);
 SELECT unfinished(), state_of('SELECT add()');
 SELECT finish(1);
 SELECT add(), state_of('SELECT add()');
--- A transaction that sets the limit.
+-- A transaction that has changed the limit itself.
 BEGIN;
 SELECT idemq.alter_queue('q', group_max_unfinished => 4);
 SELECT add(), state_of('SELECT add()');
 ROLLBACK;
 SELECT unfinished(), state_of('SELECT add()'), taken();
 
--- With a trigger of a user, rows are written by SQL, and counted once.
+-- If a user has created a trigger, rows are written through SQL; each of them is counted once.
 CALL fresh(2, 2);
 CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
 CREATE TRIGGER nothing BEFORE INSERT OR UPDATE ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION nothing();

@@ -1,8 +1,8 @@
--- max_unfinished: in one session.
+-- max_unfinished in one session.
 CREATE EXTENSION idemq;
 \set VERBOSITY sqlstate
 \pset null -
--- What the limit counts; the rows must agree.
+-- Shows the number that the limit compares, and the number of rows if it differs.
 CREATE FUNCTION unfinished(queue text DEFAULT 'q') RETURNS text RETURN
 	(SELECT coalesce(m.unfinished::text, '?') || ' of ' || coalesce(m.max_unfinished::text, 'any')
 		|| CASE WHEN m.unfinished <> m.blocked + m.pending + m.running + m.retrying THEN ', but the rows say '
@@ -17,7 +17,7 @@ BEGIN
 END $$;
 CREATE FUNCTION add(n int DEFAULT 1) RETURNS bigint LANGUAGE sql AS
 	$$ SELECT count(idemq.enqueue('q', to_jsonb(i))) FROM generate_series(1, n) i $$;
--- The SQLSTATE of a statement that is rolled back by itself.
+-- Runs a statement, which is rolled back alone if it fails; returns ok or its SQLSTATE.
 CREATE FUNCTION state_of(statement text) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
 	EXECUTE statement;
@@ -28,7 +28,7 @@ END $$;
 CREATE FUNCTION claim_commit() RETURNS SETOF idemq.outcome LANGUAGE sql AS
 	$$ SELECT idemq.commit(id, token) FROM idemq.claim('q') $$;
 
--- Values.
+-- Valid and invalid values.
 SELECT idemq.create_queue('q', max_unfinished => 0);
 SELECT idemq.create_queue('q', max_unfinished => -1);
 CALL fresh(NULL);
@@ -36,7 +36,7 @@ SELECT add(3);
 SELECT unfinished();
 SELECT idemq.alter_queue('q', max_unfinished => -1);
 SELECT idemq.alter_queue('q', max_unfinished => 4);
--- The jobs from before the limit count.
+-- Jobs that were enqueued before the limit was set also count.
 SELECT unfinished();
 SELECT add();
 SELECT unfinished();
@@ -52,7 +52,7 @@ SELECT unfinished();
 SELECT settings.max_unfinished FROM idemq.queues settings;
 SELECT * FROM idemq.check();
 
--- Every status that is not finished counts, and no change between them changes the count.
+-- Jobs in every unfinished status count, and a change from one to another does not change the count.
 CALL fresh(4);
 SELECT (idemq.enqueue('q', '1')).id AS parent \gset
 SELECT (idemq.enqueue('q', '2', depends_on => ARRAY[:parent])).status;
@@ -67,7 +67,7 @@ SELECT idemq.retry(id) FROM idemq.jobs WHERE status = 'retrying';
 SELECT unfinished(), state_of('SELECT add()');
 SELECT idemq.release(id, token) FROM idemq.claim('q');
 SELECT unfinished(), state_of('SELECT add()');
--- Each way to end a job makes room; the death of a parent also cancels its child, at the next claim.
+-- Each way to end a job frees its room.  If a parent dies, the next claim also cancels its child.
 SELECT idemq.cancel(:last);
 SELECT unfinished(), add();
 SELECT unfinished();
@@ -89,7 +89,7 @@ SELECT unfinished(), add();
 SELECT unfinished();
 SELECT * FROM idemq.check();
 
--- All or none.
+-- A call adds all of its jobs or none.
 CALL fresh(4, 1);
 SELECT count(*) FROM idemq.enqueue_many('q', ARRAY[1, 2, 3, 4]::text[]::jsonb[]);
 SELECT count(*) FROM idemq.enqueue_many('q', ARRAY[1, 2, 3, 4]::text[]::jsonb[], keys => ARRAY['a', 'b', 'c', 'd']);
@@ -99,7 +99,7 @@ SELECT count(*) FROM idemq.enqueue_many('q', ARRAY[1, 2, 3, 3]::text[]::jsonb[],
 SELECT unfinished();
 SELECT (idemq.enqueue_sequenced('q', 'p', 1, '1')).outcome;
 SELECT idemq.cancel(min(id)) FROM idemq.jobs WHERE status = 'pending';
--- The refused number is not used up.
+-- A refused sequence number can be used again.
 SELECT (idemq.enqueue_sequenced('q', 'p', 1, '1')).outcome;
 SELECT unfinished();
 
@@ -109,7 +109,7 @@ SELECT unfinished();
 SELECT count(*) FROM idemq.enqueue_graph('[{"queue": "q", "name": "a", "payload": 1}, {"queue": "q", "name": "b", "payload": 2, "depends_on": ["a"]}]');
 SELECT unfinished();
 
--- A duplicate needs no room, and takes none.
+-- A duplicate does not need room, and does not take any.
 CALL fresh(2);
 SELECT (idemq.enqueue('q', '1', 'k')).outcome, (idemq.enqueue('q', '2', 'l')).outcome;
 SELECT (idemq.enqueue('q', '1', 'k')).outcome, (idemq.acquire('q', 'k', '1')).outcome;
@@ -120,7 +120,7 @@ SELECT claim_commit() FROM generate_series(1, 2);
 SELECT (idemq.acquire('q', 'm', '1')).outcome;
 SELECT unfinished();
 
--- wait_for_room.
+-- wait_for_room, without sleeping.
 CALL fresh(2, 1);
 CALL idemq.wait_for_room('q', 1, '0');
 CALL idemq.wait_for_room('q', 2, '0');
@@ -148,7 +148,7 @@ COMMIT;
 SELECT unfinished();
 WITH done AS MATERIALIZED (SELECT claim_commit() AS outcome) SELECT outcome, add() FROM done;
 SELECT unfinished();
--- A savepoint takes both back.
+-- A rollback to a savepoint undoes both the end of the job and the enqueue.
 BEGIN;
 SAVEPOINT a;
 SELECT claim_commit();
@@ -162,7 +162,7 @@ ROLLBACK TO SAVEPOINT b;
 SELECT add(), state_of('SELECT add()');
 COMMIT;
 SELECT unfinished();
--- It takes back what was ended before a later enqueue: no room is left over, and none is missing.
+-- The same, if a job was ended before a later enqueue: exactly the room of that enqueue is given back.
 CALL fresh(3, 1);
 BEGIN;
 SELECT add();
@@ -180,7 +180,7 @@ SELECT add(), state_of('SELECT add()');
 ROLLBACK;
 SELECT add(2);
 SELECT unfinished();
--- A loop of exception blocks.
+-- A loop of exception blocks, half of which are rolled back.
 CALL fresh(5);
 DO $$
 BEGIN
@@ -200,7 +200,7 @@ END $$;
 SELECT unfinished();
 SELECT * FROM idemq.check();
 
--- Never refused: they take the count above the limit, and others wait until it is below.
+-- Some jobs are never refused.  They take the count above the limit, and enqueues are refused until it is below.
 CALL fresh(2, 2);
 SELECT claim_commit() FROM generate_series(1, 2);
 SELECT add(2);
@@ -216,7 +216,7 @@ SELECT unfinished(), state_of('SELECT add()');
 SELECT claim_commit();
 SELECT unfinished(), add();
 SELECT unfinished();
--- A transaction that has added such jobs needs room for them too.
+-- A transaction that has added such jobs also needs room for them before it can enqueue.
 BEGIN;
 SELECT idemq.cancel(id) FROM idemq.jobs WHERE status = 'pending';
 SELECT add(2);
@@ -252,12 +252,12 @@ CREATE VIEW bindings AS SELECT pattern, queue, when_full, over_limit, refused_at
 SELECT * FROM bindings;
 SELECT queue, outcome FROM idemq.publish('news', '2', 'k');
 SELECT unfinished(), * FROM bindings;
--- A duplicate is neither counted nor skipped; a job of a queue that is not full is not counted.
+-- over_limit counts neither duplicates nor jobs of a queue that is not full, and a duplicate is not skipped.
 SELECT queue, outcome FROM idemq.publish('news', '2', 'k');
 SELECT queue, outcome FROM idemq.publish('news', '3', 'l');
 SELECT queue, outcome FROM idemq.publish('news', '3');
 SELECT unfinished(), * FROM bindings;
--- A rollback takes it back; above READ COMMITTED it counts too.
+-- A rollback undoes the change of over_limit.  Above READ COMMITTED, jobs are also counted.
 BEGIN;
 SELECT queue, outcome FROM idemq.publish('news', '4');
 SELECT over_limit FROM bindings WHERE queue = 'dead';
@@ -271,17 +271,17 @@ SELECT count(*) FROM idemq_internal.topic_over_limit;
 SELECT queue, outcome FROM idemq.publish('news', '5');
 SELECT over_limit FROM bindings WHERE queue = 'dead';
 SELECT count(*) FROM idemq_internal.topic_over_limit;
--- Two bindings of a queue: one skips it, the other does not.
+-- A queue has two bindings: one skips it if it is full, the other does not.
 SELECT idemq.bind_topic('news.*', 'q', 'skip'), idemq.bind_topic('news.a', 'q');
 SELECT queue, outcome FROM idemq.publish('news.a', '6') WHERE queue = 'q';
 SELECT * FROM bindings;
--- Another way to bind replaces the first.
+-- Binding again with another when_full replaces the old value.
 SELECT idemq.bind_topic('news.#', 'q');
 SELECT * FROM bindings WHERE pattern = 'news.#';
 SELECT details FROM idemq.audit WHERE action = 'bind_topic' ORDER BY id;
 SELECT * FROM idemq.check();
 
--- A schedule's tick is refused, and tried again until there is room, or the next tick takes its place.
+-- A schedule's tick is refused, and is retried until there is room or the next tick replaces it.
 CALL fresh(1, 1);
 CALL idemq.tick();
 SELECT idemq.schedule('s', '0 0 1 1 *', 'q', '"tick"', time_zone => 'UTC') > now();
@@ -299,7 +299,7 @@ SELECT count(*) FROM idemq.jobs WHERE payload = '"tick"';
 SELECT idemq.run_schedule_now('s');
 SELECT idemq.unschedule('s');
 
--- A lowered limit removes no job.
+-- Lowering the limit does not remove jobs.
 CALL fresh(5, 5);
 SELECT idemq.alter_queue('q', max_unfinished => 3);
 SELECT unfinished(), state_of('SELECT add()');
@@ -308,14 +308,14 @@ SELECT unfinished(), state_of('SELECT add()');
 SELECT claim_commit();
 SELECT unfinished(), add(), state_of('SELECT add()');
 
--- What nobody has counted is counted again.
+-- After recount, the next enqueue counts the jobs.
 CALL fresh(3, 3);
 SELECT idemq.recount() > 0;
 SELECT unfinished(), state_of('SELECT add()');
 SELECT unfinished();
 SELECT claim_commit() FROM generate_series(1, 2);
 SELECT unfinished(), add(2), state_of('SELECT add()');
--- By a transaction that has changed something: that is not in the count twice, nor left out.
+-- If the transaction that counts has changed jobs, each change is counted exactly once.
 SELECT idemq.recount() > 0;
 BEGIN;
 SELECT claim_commit();
@@ -329,7 +329,7 @@ SELECT claim_commit();
 SELECT add(), state_of('SELECT add()');
 ROLLBACK;
 SELECT unfinished(), state_of('SELECT add()');
--- More than one entry beyond the limit is not read; the lower bound refuses until it is too low.
+-- A count reads at most one entry beyond the limit.  Its lower bound refuses enqueues until it is below the limit.
 SELECT idemq.alter_queue('q', max_unfinished => 10);
 SELECT add(7);
 SELECT idemq.alter_queue('q', max_unfinished => 2);
@@ -342,7 +342,7 @@ SELECT state_of('SELECT add()'), unfinished();
 SELECT claim_commit() FROM generate_series(1, 2);
 SELECT state_of('SELECT add()'), state_of('SELECT add()');
 SELECT unfinished();
--- Rows that no trigger saw.
+-- Rows that were deleted with triggers disabled.
 ALTER TABLE idemq.jobs DISABLE TRIGGER ALL;
 DELETE FROM idemq.jobs WHERE finished_at IS NULL;
 ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;

@@ -5,7 +5,7 @@
 #
 # IDEMQ_FLOWS=seconds (12; make chaos: SOAK); FLOWS_SEED=n makes the choices of a run again
 # (not its interleaving).  FLOWS_PART=watch runs only the second part, in which jobs are kept from starting by holds,
-# pauses and rates, and test/chaos/flows/watchdog.py looks whether each started as soon as it could.
+# pauses and rates, and test/chaos/flows/watchdog.py checks that each job started as soon as it could.
 # slow: a load of 12 s, with random faults
 # at least 36 assertions
 #
@@ -210,12 +210,12 @@ sub drain
 my $counters = q{SELECT queue, enqueued_total + redriven_total + reruns_total AS came, committed_total + dead_total + cancelled_total AS went,
 	(SELECT count(*) FROM idemq.jobs j WHERE j.queue_id = m.queue_id AND finished_at IS NULL) AS there FROM idemq.metrics m WHERE queue ~ '^t\d'};
 
-# ---- The second part: jobs are kept from starting by holds, pauses and rates, and each must start when it may.
+# ---- The second part: holds, pauses and rates keep jobs from starting, and each job must start as soon as it may
 
 my @watched = map { my $kind = $_; map { "w.$kind$_" } 1 .. 3 } qw(plain fifo permits tenants rate rates one full);
 my $watched_ours = q{FROM (SELECT pid FROM pg_stat_activity WHERE application_name ~ '^flows-(sleeper|feeder|filler|holder)' ORDER BY random() LIMIT 1) x};
 
-# A line for the watchdog.
+# Writes a line for the watchdog.
 sub mark
 {
 	my ($what, $name) = @_;
@@ -224,7 +224,7 @@ sub mark
 	return;
 }
 
-# While the server or its background worker is away, and a moment longer, no instant counts.
+# Stops the server or its background worker.  No instant counts until a moment after it is back.
 sub away
 {
 	my ($why, $trouble) = @_;
@@ -294,7 +294,7 @@ sub keep_from_starting
 	wait_until($node, "SELECT count(*) >= $pinger + 1 FROM pg_stat_activity WHERE application_name ~ '^flows'");
 	sleep 2 * $slow;
 	mark('back', 'start');
-	# The pinger is left alone.
+	# The pinger is not disturbed.
 	my $pinging = pop @clients;
 	my $start = time;
 	while (time < $start + 4 * $seconds)
@@ -303,10 +303,10 @@ sub keep_from_starting
 		$count{$kind} += $watched_trouble{$kind}->();
 		sleep rand(1.2);
 	}
-	# Those that make trouble end; those that sleep are to do what is left.
+	# The feeders, fillers and holders end; the sleepers must do the jobs that are left.
 	my @fillers = grep { $_->{what}[0] eq 'filler' } @clients;
 	my @sleepers = grep { $_->{what}[0] eq 'sleeper' } @clients;
-	# Those that sleep until there is room cannot be told.
+	# A filler that is sleeping until there is room cannot be told to end, so it is killed.
 	foreach my $filler (@fillers)
 	{
 		mark('killed', $filler->{name});
@@ -314,25 +314,25 @@ sub keep_from_starting
 	}
 	my $said = join '', map { slurp_file("$log.$_->{name}") } @fillers;
 	@clients = grep { $_->{what}[0] =~ /feeder|holder/ } @clients;
-	end_clients('what keeps jobs from starting');
+	end_clients('the feeders and holders');
 	sql($node, "SELECT watch_resume(queue, NULL) FROM watched");
 	sql($node, "SELECT watch_resume(queue, g) FROM watched, unnest('{g0,g1,g2,g3}'::text[]) g WHERE grouped");
-	is_soon($node, $unfinished, 0, 'those that sleep do what is left');
+	is_soon($node, $unfinished, 0, 'the sleepers do the jobs that are left');
 	mark('end', '-');
 	@clients = (@sleepers, $pinging);
-	is(scalar(grep { !kill_client($_) } @clients), 0, 'those that sleep came through');
+	is(scalar(grep { !kill_client($_) } @clients), 0, 'the sleepers are still running');
 	$said .= join '', map { slurp_file("$log.$_->{name}") } @clients;
-	is($said, '', 'and said nothing');
+	is($said, '', 'and printed nothing');
 	@clients = ();
 
 	my ($out, $error) = ('', '');
 	IPC::Run::run([ '/usr/bin/python3', "$flows/watchdog.py", "host=${\$node->host} port=${\$node->port} dbname=postgres", $log ], '<', \undef, '>', \$out, '2>', \$error);
-	is($error, '', 'the watchdog came to its end');
+	is($error, '', 'the watchdog finishes without errors');
 	my @found = $out =~ /^found: .*$/mg;
-	is(join("\n", @found[0 .. ($#found < 4 ? $#found : 4)]), '', 'each job started when it could, and none too early');
+	is(join("\n", @found[0 .. ($#found < 4 ? $#found : 4)]), '', 'each job started as soon as it could, and none too early');
 	diag $_ foreach $out =~ /^figure: .*$/mg;
 	my ($instants) = $out =~ /^instants: (\d+)$/m;
-	cmp_ok($instants, '>', 1000, 'instants at which a job could start');
+	cmp_ok($instants, '>', 1000, 'there were enough instants at which a job could start');
 	diag 'figure: ' . join(', ', map { "$_ $count{$_}" } sort keys %count);
 	cmp_ok($count{$_} // 0, '>', 0, "while jobs are kept from starting, there were: $_") foreach keys %watched_trouble;
 	return;
@@ -393,7 +393,7 @@ SKIP: {
 }
 keep_from_starting();
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'and check() is clean');
-is(unexpected($node, qw(22023 IQ001 IQ007 IQ002 IQ006 42501 57014 57P01 57P02 57P03 08006)), '', 'no error but refusals, and of those that were ended');
+is(unexpected($node, qw(22023 IQ001 IQ007 IQ002 IQ006 42501 57014 57P01 57P02 57P03 08006)), '', 'no errors except refusals, and those of sessions that were terminated');
 $orders .= "end\n";
 $nursery->finish;
 is($nursery->result(0) . slurp_file("$log.nursery"), '0', 'the nursery came through');

@@ -1,5 +1,5 @@
-# group_max_unfinished between sessions: exact under load and at each forced order of steps, after a crash and after the
-# end of a session, with prepared transactions, and with a full table of groups.
+# group_max_unfinished with several sessions: the limit is exact under load, in each forced order of steps, after a crash,
+# after the end of a session, with prepared transactions, and when the table of groups is full.
 # stops: group_room_asks group_room_taken before_commit idemq_pending_group_room_apply
 # at least 44 assertions
 # expects in log: was terminated by signal 9
@@ -22,7 +22,7 @@ my $finish = "SELECT idemq.cancel(min(id)) FROM idemq.job_list WHERE queue = 'q'
 my $jobs = "SELECT count(*) FROM idemq.jobs WHERE group_key = 'g' AND finished_at IS NULL";
 my $taken = "SELECT used FROM idemq.memory WHERE resource = 'group room'";
 
-# A fresh queue with that limit, and that many jobs in group g.
+# Creates a queue with that limit, and with that many jobs in group g.
 sub fresh
 {
 	my ($limit, $jobs) = @_;
@@ -32,7 +32,7 @@ sub fresh
 		SELECT count(idemq.enqueue('q', to_jsonb(n), group_key => 'g')) FROM generate_series(1, $jobs) n");
 }
 
-# Sends a statement to a session, which does not end at once.
+# Sends a statement that will not finish at once to a session.
 sub send_to
 {
 	my ($session, $statement) = @_;
@@ -40,7 +40,7 @@ sub send_to
 	$session->query_until(qr/sent/, "\\echo sent\n$statement;\n");
 }
 
-# Returns what the statements that were sent to a session have returned since.
+# Returns the results of the statements that were sent to a session.
 sub answer_of
 {
 	my ($session) = @_;
@@ -48,7 +48,7 @@ sub answer_of
 	return $session->query('SELECT 1') =~ s/\s+/ /gr;
 }
 
-# ---- Eight sessions enqueue at once, and hold what they have: five add a job
+# ---- Eight sessions enqueue at once and keep their transactions open: five add a job
 
 fresh(5, 0);
 sql($node, q{CREATE FUNCTION try_add() RETURNS boolean LANGUAGE plpgsql AS $$
@@ -63,14 +63,14 @@ sql($node, q{CREATE FUNCTION try_add() RETURNS boolean LANGUAGE plpgsql AS $$
 		'-c', 8, '-t', 1);
 
 	$barrier->wait_for(5);
-	is_state($node, $add, 'IQ007', 'five enqueues are open: there is no room for another');
+	is_state($node, $add, 'IQ007', 'five enqueues are open, so there is no room for another');
 	is_sql($node, "SELECT outcome FROM idemq.enqueue('q', '1', group_key => 'h')", 'accepted', 'another group has room');
 	$barrier->open;
-	is($producers->(), '', 'the producers come through');
-	is_sql($node, "$jobs; $taken", "5\n0", 'five jobs are there, and no room is left over');
+	is($producers->(), '', 'the producers finish without errors');
+	is_sql($node, "$jobs; $taken", "5\n0", 'there are five jobs, and no entry is left');
 }
 
-# ---- At random, while others look
+# ---- Random calls, while another session watches
 
 fresh(5, 0);
 sql($node, q{CREATE FUNCTION next_step(choice int) RETURNS void LANGUAGE plpgsql AS $$
@@ -102,17 +102,17 @@ sql($node, q{CREATE FUNCTION next_step(choice int) RETURNS void LANGUAGE plpgsql
 		$above += $seen > 0;
 		$looks++;
 	}
-	is($run->(), '', 'the sessions come through');
+	is($run->(), '', 'the sessions finish without errors');
 	cmp_ok($most, '<=', 5, "the limit is never exceeded, in $looks snapshots");
 	cmp_ok($above, '>', 0, 'there were jobs');
 	is_sql($node, $taken, '0', 'no room is left over');
 	sql($node, 'SELECT next_step(0)') foreach 1 .. 6;
-	is_sql($node, $jobs, '5', 'and all of it can be used');
+	is_sql($node, $jobs, '5', 'and the whole limit can be used');
 	is_sql($node, 'SELECT * FROM idemq.check()', '', 'idemq.check()');
 	leave($observer);
 }
 
-# ---- Sessions that end, and a crash, with open transactions
+# ---- Sessions end, and the server crashes, with open transactions
 
 foreach my $how ('is terminated', 'is killed', 'crashes with the server')
 {
@@ -120,7 +120,7 @@ foreach my $how ('is terminated', 'is killed', 'crashes with the server')
 	my $holder = session($node);
 
 	$holder->query_safe("BEGIN; $add; SAVEPOINT a; $add");
-	is_state($node, $add, 'IQ007', 'two jobs are open');
+	is_state($node, $add, 'IQ007', 'an open transaction has added two jobs');
 	if ($how eq 'is terminated')
 	{
 		sql($node, "SELECT pg_terminate_backend($holder->{backend})");
@@ -140,7 +140,7 @@ foreach my $how ('is terminated', 'is killed', 'crashes with the server')
 	}
 	is_sql($node, $taken, '0', "the session $how: its room is free");
 	is_sql($node, "$add; $add", "accepted\naccepted", 'there is room for two');
-	is_state($node, $add, 'IQ007', 'and for no other');
+	is_state($node, $add, 'IQ007', 'and not for another');
 	$holder->{run}->kill_kill;
 }
 
@@ -149,7 +149,7 @@ foreach my $how ('is terminated', 'is killed', 'crashes with the server')
 fresh(3, 2);
 foreach (
 	[ 'an enqueue', $add, '0A000' ],
-	[ 'an enqueue by the room of a job that it has ended', "$finish; $add", '0A000' ],
+	[ 'an enqueue with the room of a job that it has ended', "$finish; $add", '0A000' ],
 	[ 'an enqueue without a group', "SELECT outcome FROM idemq.enqueue('q', '1')", '00000' ],
 	[ 'a savepoint that is rolled back', "SAVEPOINT a; $add; ROLLBACK TO SAVEPOINT a", '00000' ],
 	[ 'the end of a job', $finish, '00000' ])
@@ -159,15 +159,15 @@ foreach (
 	is_state($node, "BEGIN; $work; PREPARE TRANSACTION 'p'", $state, "PREPARE after $name");
 	sql($node, "ROLLBACK PREPARED 'p'") if $state eq '00000';
 }
-# Prepared before there was a limit.
+# A transaction that was prepared before the limit was set.
 sql($node, "SELECT idemq.alter_queue('q', group_max_unfinished => 0); BEGIN; $add; PREPARE TRANSACTION 'p'");
 sql($node, "SELECT idemq.alter_queue('q', group_max_unfinished => 3)");
-is_sql($node, $add, 'accepted', 'a prepared transaction that was not asked does not count');
+is_sql($node, $add, 'accepted', 'a prepared transaction that has not asked for room does not count');
 sql($node, "COMMIT PREPARED 'p'; $finish");
 is_state($node, $add, 'IQ007', 'it counts when it commits');
 is_sql($node, $taken, '0', 'no room is left over');
 
-# ---- A full table: a queue may use half of it
+# ---- A full table, of which a queue may use half
 
 fresh(3, 0);
 sql($node, "SELECT idemq.create_queue('r', group_max_unfinished => 3)");
@@ -176,14 +176,14 @@ sql($node, "SELECT idemq.create_queue('r', group_max_unfinished => 3)");
 	my $other = session($node);
 
 	$holder->query_safe("BEGIN; SELECT count(*) FROM idemq.enqueue_many('q', '{1,1,1}', group_keys => '{a,b,a}')");
-	is_state($node, $add, '53400', 'there is no room for a third group of the queue');
-	is_sql($node, "SELECT outcome FROM idemq.enqueue('q', '1', group_key => 'a')", 'accepted', 'there is for a group that has an entry');
-	is_sql($node, "SELECT outcome FROM idemq.enqueue('r', '1', group_key => 'g')", 'accepted', 'and for another queue');
+	is_state($node, $add, '53400', 'there is no entry for a third group of the queue');
+	is_sql($node, "SELECT outcome FROM idemq.enqueue('q', '1', group_key => 'a')", 'accepted', 'an enqueue into a group that has an entry succeeds');
+	is_sql($node, "SELECT outcome FROM idemq.enqueue('r', '1', group_key => 'g')", 'accepted', 'and so does an enqueue into another queue');
 	$other->query_safe("BEGIN; SELECT count(*) FROM idemq.enqueue_many('r', '{1,1}', group_keys => '{a,b}')");
 	is_sql($node, "SELECT used, size, refused FROM idemq.memory WHERE resource = 'group room'", '4|4|1', 'idemq.memory');
-	is_state($node, "SELECT idemq.enqueue_many('q', '{1,1,1}', group_keys => '{c,d,e}')", '53400', 'nor for three groups at once');
+	is_state($node, "SELECT idemq.enqueue_many('q', '{1,1,1}', group_keys => '{c,d,e}')", '53400', 'there are no entries for three groups in one call');
 	$holder->query_safe('ROLLBACK');
-	is_sql($node, $add, 'accepted', 'after the end of the transaction there is room again');
+	is_sql($node, $add, 'accepted', 'after the end of the transaction there is an entry again');
 	$other->query_safe('COMMIT');
 	is_sql($node, $taken, '0', 'at rest the table is empty');
 	leave($holder);
@@ -205,10 +205,10 @@ is_state($node, "SELECT idemq.enqueue_many('s', '{1,1}', group_keys => '{g,g}')"
 	command_ok([ 'pg_dump', '-h', $node->host, '-p', $node->port, '-f', $file, 'postgres' ], 'pg_dump');
 	sql($node, 'CREATE DATABASE restored');
 	command_ok([ 'psql', '-qX', '-v', 'ON_ERROR_STOP=1', '-h', $node->host, '-p', $node->port, '-f', $file, '-o', '/dev/null', 'restored' ], 'restore');
-	is(sqlstate($node, $add, 'restored'), 'IQ007', 'the limit was restored, and so were the jobs');
+	is(sqlstate($node, $add, 'restored'), 'IQ007', 'the dump restores the limit and the jobs');
 }
 
-# ---- Each order of steps of two enqueues for the last place
+# ---- Two enqueues compete for the last place, in each order of steps
 
 SKIP:
 {
@@ -217,27 +217,27 @@ SKIP:
 	my $one = session($node);
 	my $two = session($node);
 
-	# One has taken room, and has not counted yet: the later one is refused.
+	# One enqueue has taken room, and has not yet counted.  A later enqueue is refused.
 	fresh(2, 1);
 	my $stop = stop_at($one->{backend}, 'group_room_taken');
 	send_to($one, $add);
 	$stop->();
-	is_state($node, $add, 'IQ007', 'of two enqueues for the last place the later one is refused, and waits for nobody');
+	is_state($node, $add, 'IQ007', 'the later one of two enqueues for the last place is refused, and does not wait');
 	$stop->();
 	is(answer_of($one), 'accepted 1', 'the earlier one is accepted');
 	is_sql($node, "$jobs; $taken", "2\n0", 'the limit holds');
 
-	# One is about to ask; meanwhile the other one begins, commits, and is over: the snapshot must show its job.
+	# One enqueue is about to ask.  Meanwhile another begins and commits, so the snapshot of the first must show its job.
 	fresh(2, 1);
 	$stop = stop_at($one->{backend}, 'group_room_asks');
 	send_to($one, 'SELECT try_add()');
 	$stop->();
-	is_sql($node, $add, 'accepted', 'an enqueue that begins later is first');
+	is_sql($node, $add, 'accepted', 'the enqueue that begins later is accepted');
 	$stop->();
-	is(answer_of($one), 'f 1', 'the other one is refused');
+	is(answer_of($one), 'f 1', 'the first one is refused');
 	is_sql($node, "$jobs; $taken", "2\n0", 'the limit holds');
 
-	# One is about to commit, and then visible without having given its room back.
+	# One enqueue is about to commit; then its commit is visible, but it has not yet given its room back.
 	foreach my $place ('before_commit', 'idemq_pending_group_room_apply')
 	{
 		fresh(3, 1);
@@ -263,7 +263,7 @@ SKIP:
 		$two->query_safe('COMMIT');
 	}
 
-	# A block is rolled back after it has taken room, because the statement is cancelled.
+	# An exception block that has taken room is rolled back, because its statement is cancelled.
 	fresh(2, 1);
 	$one->query_safe('BEGIN');
 	$stop = stop_at($one->{backend}, 'group_room_taken');
@@ -272,8 +272,8 @@ SKIP:
 	sql($node, "SELECT pg_cancel_backend($one->{backend})");
 	$stop->();
 	is(answer_of($one), 'f 1', 'an enqueue is cancelled');
-	is_sql($node, $taken, '0', 'it has no room');
-	is_sql($node, $add, 'accepted', 'another one gets it');
+	is_sql($node, $taken, '0', 'its room is given back');
+	is_sql($node, $add, 'accepted', 'another enqueue gets it');
 	$one->query_safe('COMMIT');
 	is_sql($node, 'SELECT * FROM idemq.check()', '', 'idemq.check()');
 	leave($_) foreach $one, $two;
@@ -286,7 +286,7 @@ shipped($node);
 my $one = session($node);
 stop_at($one->{backend}, 'group_room_taken') if $ENV{IDEMQ_SHIPPED};
 is($one->query_safe($add), 'accepted', 'there is room for one job');
-is_state($node, $add, 'IQ007', 'and for no other');
+is_state($node, $add, 'IQ007', 'and not for another');
 leave($one);
 SKIP:
 {

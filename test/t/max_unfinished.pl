@@ -1,5 +1,5 @@
-# max_unfinished between sessions: exact under load, after a restart, a crash and a promotion, with prepared transactions, and
-# while the jobs are being counted.
+# max_unfinished with several sessions: the limit is exact under load, after a restart, a crash and a promotion, with prepared
+# transactions, and while the jobs are being counted.
 # stops: room_count idemq_counters_add
 # at least 54 assertions
 
@@ -19,7 +19,7 @@ my $finish = "SELECT idemq.commit(id, token) FROM idemq.claim('q')";
 my $jobs = "idemq.job_list WHERE queue = 'q' AND status IN ('blocked', 'pending', 'running', 'retrying')";
 my $numbers = "SELECT m.unfinished, (SELECT count(*) FROM $jobs) FROM idemq.metrics m WHERE queue = 'q'";
 
-# A fresh queue with that limit and that many jobs.
+# Creates a queue with that limit and that many jobs.
 sub fresh
 {
 	my ($limit, $jobs) = @_;
@@ -29,7 +29,7 @@ sub fresh
 		SELECT count(idemq.enqueue('q', to_jsonb(n))) FROM generate_series(1, $jobs) n");
 }
 
-# ---- Eight sessions enqueue at once, and hold what they have: five add a job
+# ---- Eight sessions enqueue at once and keep their transactions open: five add a job
 
 fresh(5, 0);
 sql($node, q{CREATE FUNCTION try_add() RETURNS boolean LANGUAGE plpgsql AS $$
@@ -44,15 +44,15 @@ sql($node, q{CREATE FUNCTION try_add() RETURNS boolean LANGUAGE plpgsql AS $$
 		'-c', 8, '-t', 1);
 
 	$barrier->wait_for(5);
-	is_state($node, $add, 'IQ007', 'five enqueues are open: there is no room for another');
+	is_state($node, $add, 'IQ007', 'five enqueues are open, so there is no room for another');
 	is_sql($node, $numbers, '5|0', 'open transactions count');
 	$barrier->open;
-	is($producers->(), '', 'the producers come through');
-	is_sql($node, $numbers, '5|5', 'five jobs are there');
+	is($producers->(), '', 'the producers finish without errors');
+	is_sql($node, $numbers, '5|5', 'there are five jobs');
 	is_sql($node, 'SELECT * FROM idemq.check()', '', 'idemq.check()');
 }
 
-# ---- At random, while others look, and make the count unknown
+# ---- Random calls, while other sessions watch, and make the count unknown
 
 fresh(5, 0);
 sql($node, q{CREATE FUNCTION next_step(choice int) RETURNS void LANGUAGE plpgsql AS $$
@@ -84,12 +84,12 @@ sql($node, q{CREATE FUNCTION next_step(choice int) RETURNS void LANGUAGE plpgsql
 		$looks++;
 		$counts += sqlstate($node, 'SELECT idemq.recount()') eq '00000' if $looks % 4 == 0;
 	}
-	is($run->(), '', 'the sessions come through');
+	is($run->(), '', 'the sessions finish without errors');
 	cmp_ok($most, '<=', 5, "the limit is never exceeded, in $looks snapshots");
 	cmp_ok($counts, '>', 0, 'the count was made unknown');
 	sql($node, 'SELECT next_step(9)');
 	sql($node, 'SELECT next_step(0)') foreach 1 .. 6;
-	is_sql($node, $numbers, '5|5', 'and all of it can be used');
+	is_sql($node, $numbers, '5|5', 'and the whole limit can be used');
 	is_sql($node, 'SELECT * FROM idemq.check()', '', 'idemq.check()');
 	leave($observer);
 }
@@ -105,12 +105,12 @@ sql($node, "SELECT idemq.enqueue('q', '2', depends_on => ARRAY[(idemq.enqueue('q
 foreach my $how ('restart', 'crash')
 {
 	$how eq 'crash' ? crash($node) : $node->restart;
-	is_sql($node, $numbers, '|5', "$how: nobody has counted");
+	is_sql($node, $numbers, '|5', "$how: no session has counted");
 	is_state($node, $add, 'IQ007', 'the first enqueue counts, and is refused');
 	is_sql($node, $numbers, '5|5', 'all are counted');
 	sql($node, "SELECT idemq.cancel(max(id)) FROM idemq.jobs WHERE status = 'pending'");
-	is_sql($node, $add, 'accepted', 'one is cancelled: there is room for one');
-	is_state($node, $add, 'IQ007', 'and for no other');
+	is_sql($node, $add, 'accepted', 'one is cancelled, so there is room for one');
+	is_state($node, $add, 'IQ007', 'and not for another');
 }
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'idemq.check()');
 
@@ -120,7 +120,7 @@ fresh(3, 1);
 sql($node, "SELECT idemq.cancel((idemq.enqueue('q', '2')).id)");
 foreach (
 	[ 'an enqueue', $add, '0A000' ],
-	[ 'an enqueue by the room of a job that it has ended', "$finish; $add", '0A000' ],
+	[ 'an enqueue with the room of a job that it has ended', "$finish; $add", '0A000' ],
 	[ 'a job that is never refused', "SELECT idemq.retry(id) FROM idemq.jobs WHERE status = 'cancelled'", '0A000' ],
 	[ 'a duplicate', "SELECT outcome FROM idemq.enqueue('other', '1', 'k')", '00000' ],
 	[ 'a savepoint that is rolled back', "SAVEPOINT a; $add; ROLLBACK TO SAVEPOINT a", '00000' ],
@@ -132,13 +132,13 @@ foreach (
 	is_state($node, "BEGIN; $work; PREPARE TRANSACTION 'p'", $state, "PREPARE after $name");
 	sql($node, "ROLLBACK PREPARED 'p'") if $state eq '00000';
 }
-is_sql($node, $add, 'accepted', 'what was refused or rolled back has left its room');
+is_sql($node, $add, 'accepted', 'transactions that were refused or rolled back have given their room back');
 is_sql($node, $add, 'accepted', 'all of it');
 is_state($node, $add, 'IQ007', 'and no more');
-# Prepared before there was a limit.
+# A transaction that was prepared before the limit was set.
 sql($node, "SELECT idemq.alter_queue('q', max_unfinished => 0); BEGIN; $add; PREPARE TRANSACTION 'p'");
 sql($node, "SELECT idemq.alter_queue('q', max_unfinished => 4)");
-is_sql($node, $add, 'accepted', 'a prepared transaction that was not asked does not count');
+is_sql($node, $add, 'accepted', 'a prepared transaction that has not asked for room does not count');
 sql($node, "COMMIT PREPARED 'p'");
 is_state($node, $add, 'IQ007', 'it counts when it commits');
 is_sql($node, $numbers, '5|5', 'and takes the count above the limit');
@@ -151,7 +151,7 @@ is_sql($node, $numbers, '5|5', 'and takes the count above the limit');
 	command_ok([ 'pg_dump', '-h', $node->host, '-p', $node->port, '-f', $file, 'postgres' ], 'pg_dump');
 	sql($node, 'CREATE DATABASE restored');
 	command_ok([ 'psql', '-qX', '-v', 'ON_ERROR_STOP=1', '-h', $node->host, '-p', $node->port, '-f', $file, '-o', '/dev/null', 'restored' ], 'restore');
-	is(sqlstate($node, $add, 'restored'), 'IQ007', 'the limit was restored, and all jobs above it');
+	is(sqlstate($node, $add, 'restored'), 'IQ007', 'the dump restores the limit, and also jobs above it');
 }
 
 # ---- A standby
@@ -162,23 +162,23 @@ is_sql($node, $numbers, '5|5', 'and takes the count above the limit');
 	$node->backup('base');
 	$standby->init_from_backup($node, 'base', has_streaming => 1);
 	$standby->start;
-	is_sql($standby, "SELECT unfinished, max_unfinished FROM idemq.metrics WHERE queue = 'q'", '|4', 'a standby has not counted');
-	is_state($standby, $add, '25006', 'nor does it enqueue');
+	is_sql($standby, "SELECT unfinished, max_unfinished FROM idemq.metrics WHERE queue = 'q'", '|4', 'a standby does not count');
+	is_state($standby, $add, '25006', 'and cannot enqueue');
 	$standby->promote;
 	is_state($standby, $add, 'IQ007', 'after the promotion the first enqueue counts');
 	sql($standby, "SELECT count(idemq.cancel(id)) FROM (SELECT id FROM $jobs LIMIT 2) _");
 	is_sql($standby, $add, 'accepted', 'and the limit holds');
-	is_state($standby, $add, 'IQ007', 'there as well');
+	is_state($standby, $add, 'IQ007', 'on the new primary, too');
 	$standby->stop;
 }
 
-# ---- Sessions stopped while they count, and between their commit and what it counts
+# ---- Sessions are stopped while they count, and between their commit and the change of the count
 
 SKIP:
 {
 	skip 'no stop points in the library', 10 unless has_stops();
 
-	# While one session counts, one commits, and one waits.
+	# While one session counts, another commits, and a third waits.
 	fresh(3, 2);
 	sql($node, 'SELECT idemq.recount()');
 	my $one = session($node);
@@ -191,25 +191,25 @@ SKIP:
 	$two->query_until(qr/sent/, "\\echo sent\n$add;\n");
 	wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE pid = $two->{backend} AND wait_event_type = 'Extension'");
 	$stop->();
-	is($one->query('SELECT 1') =~ s/\s+/ /gr, 'accepted 1', 'the session that counts adds its job');
-	is($two->query('SELECT 1') =~ s/\s+/ /gr, 'accepted 1', 'and so does the one that has waited');
-	is_sql($node, $numbers, '3|3', 'what committed meanwhile is counted');
+	is($one->query('SELECT 1') =~ s/\s+/ /gr, 'accepted 1', 'the session that counted adds its job');
+	is($two->query('SELECT 1') =~ s/\s+/ /gr, 'accepted 1', 'and so does the session that waited');
+	is_sql($node, $numbers, '3|3', 'the commit during the count is counted');
 
-	# A count that takes too long; and a session that ends in it.
+	# A count takes too long; then the session that counts ends.
 	sql($node, "$finish; SELECT idemq.recount()");
 	$stop = stop_at($one->{backend}, 'room_count');
 	$one->query_until(qr/sent/, "\\echo sent\n$add;\n");
 	$stop->();
-	is_state($node, $add, '55P03', 'a session waits for 5 s');
+	is_state($node, $add, '55P03', 'a session waits for 5 s, and then raises an error');
 	$two->query_until(qr/sent/, "\\echo sent\n$add;\n");
 	wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE pid = $two->{backend} AND wait_event_type = 'Extension'");
 	kill 'TERM', $one->{backend};
 	$stop->();
 	is($two->query('SELECT 1') =~ s/\s+/ /gr, 'accepted 1', 'when the counting session ends, another counts');
-	is_sql($node, $numbers, '3|3', 'its room is given back');
+	is_sql($node, $numbers, '3|3', 'the room of the session that ended was given back');
 	$one->{run}->kill_kill;
 
-	# Visible, and not counted yet: a count that sees it does not count it twice.
+	# A commit is visible, but not yet in the count.  A count that sees its job does not count the job twice.
 	fresh(3, 0);
 	sql($node, $add);
 	$stop = stop_at($two->{backend}, 'idemq_counters_add');

@@ -272,7 +272,7 @@ my @zombie = split /\|/, sql($pub, "SELECT id, token FROM idemq.jobs WHERE key =
 # A queue that is held back.
 sql($pub, "SELECT idemq.create_queue('holding', lease => '1 day', max_hold_back => '1 day'); SELECT idemq.enqueue('holding', to_jsonb(n)) FROM generate_series(1, 2) n");
 is_sql($pub, "SELECT idemq.hold_back(id, token, '1 day') > now() FROM idemq.claim('holding')", 't', 'a hold');
-# A full queue, and a job over its limit.
+# A full queue, and a job above its limit.
 sql($pub, "SELECT idemq.create_queue('small', max_unfinished => 1), idemq.create_topic('space'); SELECT idemq.enqueue('small', '1'), idemq.bind_topic('space.#', 'small')");
 sql($pub, "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT idemq.publish('space.a', '2'); COMMIT");
 # A queue with a paused group.
@@ -297,10 +297,10 @@ sql($pub, "SELECT idemq.create_queue('later'); SELECT idemq.pause('dead')");
 all_applied();
 like($reader->query_safe("SELECT idemq.queue_id('later')"), qr/^\d+$/, 'a session of the subscriber knows a queue that is new on the publisher');
 is_sql($sub, "SELECT scope, until > now() FROM idemq.holds WHERE queue = 'holding'", 'queue|t', 'the subscriber shows the hold');
-is_sql($sub, "SELECT over_limit FROM idemq.topic_bindings WHERE queue = 'small'", '1', 'the subscriber has the jobs over the limit of a full queue');
-is_sql($sub, "SELECT unfinished, max_unfinished FROM idemq.metrics WHERE queue = 'small'", '|1', 'and the limit, but has not counted');
+is_sql($sub, "SELECT over_limit FROM idemq.topic_bindings WHERE queue = 'small'", '1', 'the subscriber has the count of jobs above the limit of a full queue');
+is_sql($sub, "SELECT unfinished, max_unfinished FROM idemq.metrics WHERE queue = 'small'", '|1', 'and the limit, but has not counted the jobs');
 is_sql($sub, 'SELECT queue, group_key FROM idemq.paused_group_list', 'partly|out', 'and the paused group');
-is_state($sub, "CALL idemq.wait_for_room('small', 1, '1 h')", '55000', 'nobody waits for room before take_over');
+is_state($sub, "CALL idemq.wait_for_room('small', 1, '1 h')", '55000', 'no session can wait for room before take_over');
 is_state($sub, $_, '55000', "refused before take_over: $_") foreach "SELECT idemq.pause('partly', group_key => 'in')", "SELECT idemq.resume('partly', 'out')";
 until_true('leases that expired, and dead jobs', sub {
 	$complaints .= $_->() foreach @load;
@@ -381,8 +381,8 @@ is(manual(1, 1), 't', 'the subscriber takes over');
 is_sql($sub, 'SELECT idemq.take_over()', 'f', 'once');
 is_sql($sub, $follows, 0, 'and follows no more');
 is_sql($sub, "SELECT count(*) FROM idemq.claim('holding')", 0, 'a queue that was held back is held back here');
-is_state($sub, "SELECT idemq.enqueue('small', '3')", 'IQ007', 'a queue that was full is full here');
-is_sql($sub, "SELECT count(idemq.cancel(id)) FROM idemq.job_list WHERE queue = 'small'; SELECT outcome FROM idemq.enqueue('small', '3')", "2\naccepted", 'until jobs have ended');
+is_state($sub, "SELECT idemq.enqueue('small', '3')", 'IQ007', 'after take_over, a queue that was full is still full');
+is_sql($sub, "SELECT count(idemq.cancel(id)) FROM idemq.job_list WHERE queue = 'small'; SELECT outcome FROM idemq.enqueue('small', '3')", "2\naccepted", 'until jobs have finished');
 is_sql($sub, "SELECT string_agg(group_key, ' ') FROM idemq.claim('partly', 10)", 'in', 'a group that was paused is paused here');
 is_sql($sub, "SELECT idemq.resume('partly', 'out'); SELECT string_agg(group_key, ' ') FROM idemq.claim('partly', 10)", "\nout", 'until it is resumed');
 is_soon($sub, "SELECT count(*) = 1 FROM idemq.running_jobs, idemq_internal.followers WHERE job_id = $kept[0] AND deadline > taken_over_at + interval '119 s' AND $own",

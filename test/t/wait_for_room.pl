@@ -1,5 +1,5 @@
-# CALL idemq.wait_for_room: whatever makes room wakes a waiter, only as many waiters wake as there is room for, and room that
-# a waiter does not use is offered to the next one.
+# CALL idemq.wait_for_room: every way to free room wakes a waiter, only as many waiters wake as there is room for, and room
+# that a waiter does not use is offered to the next one.
 # stops: wait_woken room_count
 # at least 43 assertions
 
@@ -15,7 +15,7 @@ my $node = new_server('room', 'idemq.worker' => 'on', max_connections => 30, max
 my $finish = "SELECT idemq.commit(id, token) FROM idemq.claim('q')";
 my $call = "CALL idemq.wait_for_room('q', 1, '10 h')";
 
-# A fresh queue with that limit, full.
+# Creates a full queue with that limit.
 sub full
 {
 	my ($limit) = @_;
@@ -27,7 +27,7 @@ sub full
 
 sub asleep_count { return sql($node, 'SELECT count(*) FROM pg_stat_activity WHERE ' . asleep()) }
 
-# ---- Without sleep
+# ---- Without sleeping
 
 sql($node, "SELECT idemq.create_queue('free')");
 is_sql($node, "CALL idemq.wait_for_room('free', 1000000, '10 h')", 't', 'a queue without the limit has room');
@@ -47,7 +47,7 @@ sql($node, "SELECT idemq.grant_queue('q', 'claimer', 'claim'), idemq.grant_queue
 is_state($node, "SET ROLE claimer; $call", '42501', 'claim is not enough');
 is_sql($node, "SET ROLE producer; $call", 't', 'enqueue is');
 
-# ---- Whatever makes room wakes a waiter
+# ---- Every way to free room wakes a waiter
 
 my $sleeping = session($node);
 my $other = session($node);
@@ -93,7 +93,7 @@ is_sql($node, "SET statement_timeout = '300 ms'; CALL idemq.wait_for_room('q', 1
 full(2);
 my @waiters = map { waiter($node, $call) } 1 .. 3;
 sql($node, $finish);
-is(answer($_), 't', 'woken, though the others have not used the room') foreach @waiters;
+is(answer($_), 't', 'every waiter is woken, although those before it have not used the room') foreach @waiters;
 leave(map { $_->{session} } @waiters);
 
 # ---- Only as many as there is room for
@@ -106,7 +106,7 @@ SKIP:
 	@waiters = map { waiter($node, $call) } 1 .. 3;
 	my @pids = map { $_->{pid} } @waiters;
 	my @stops = map { stop_at($_, 'wait_woken') } @pids;
-	# Without the worker nobody takes back what was promised.
+	# Without the worker, promised room is not taken back.
 	my $worker = stop_worker($node);
 	sql($node, $finish);
 	until_true('a waiter is woken', sub { my @at = at_stop(@pids); @at > 0 });
@@ -116,10 +116,10 @@ SKIP:
 	until_true('a waiter is woken', sub { my @at = at_stop(@pids); @at > 1 });
 	sql($node, 'SELECT 1') foreach 1 .. 3;
 	is(scalar(my @second = at_stop(@pids)), 2, 'room for another wakes another');
-	# An enqueue that takes the room does not count as room that comes again.
+	# An enqueue that takes the room does not free any.
 	sql($node, "SELECT outcome FROM idemq.enqueue('q', '1')");
-	is(scalar(my @third = at_stop(@pids)), 2, 'an enqueue wakes nobody');
-	# A woken session that leaves gives its signal to the third.
+	is(scalar(my @third = at_stop(@pids)), 2, 'an enqueue wakes no waiter');
+	# A woken session that leaves passes its signal on to the third.
 	sql($node, "SELECT pg_cancel_backend($first[0])");
 	my ($n) = grep { $pids[$_] == $first[0] } 0 .. 2;
 	$stops[$n]->();
@@ -136,19 +136,19 @@ SKIP:
 	is(answer($waiters[$n]), 't', 'there is still room for the other');
 	leave(map { $_->{session} } @waiters);
 
-	# One that wants more than there is does not keep the others from waking.
+	# A waiter that needs more room than there is does not keep the others from waking.
 	full(4);
 	$worker = stop_worker($node);
 	@waiters = (waiter($node, "CALL idemq.wait_for_room('q', 3, '10 h')"), waiter($node, $call));
 	@stops = map { stop_at($_->{pid}, 'wait_woken') } @waiters;
 	sql($node, $finish);
 	$stops[1]->();
-	is(scalar(my @small = at_stop($waiters[0]{pid})), 0, 'one that wants three sleeps on');
+	is(scalar(my @small = at_stop($waiters[0]{pid})), 0, 'the waiter that needs room for three sleeps on');
 	$stops[1]->();
-	is(answer($waiters[1]), 't', 'one that wants one has its room');
+	is(answer($waiters[1]), 't', 'the waiter that needs room for one wakes');
 	is(sql($node, "SELECT outcome FROM idemq.enqueue('q', '1')"), 'accepted', 'and uses it');
 	sql($node, $finish) foreach 1 .. 2;
-	is(scalar(my @none = at_stop($waiters[0]{pid})), 0, 'room for two');
+	is(scalar(my @none = at_stop($waiters[0]{pid})), 0, 'and not for room for two');
 	sql($node, $finish);
 	$stops[0]->();
 	$stops[0]->();

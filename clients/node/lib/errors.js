@@ -26,7 +26,7 @@ export class DuplicateKey extends IdemqError {}
 export class NoSuchQueue extends IdemqError {}
 /** IQ006: this attempt has already completed the job. */
 export class AlreadyCommitted extends IdemqError {}
-/** IQ007: the queue is full (max_unfinished). */
+/** IQ007: the queue (max_unfinished) or the job's group (group_max_unfinished) is full. */
 export class QueueFull extends IdemqError {}
 
 /** @type {Record<string, typeof IdemqError>} */

@@ -51,7 +51,7 @@ class AlreadyCommitted(IdemqError, code="IQ006"):
 
 
 class QueueFull(IdemqError, code="IQ007"):
-    """The queue is full: it has max_unfinished unfinished jobs.  CALL idemq.wait_for_room waits until there is room."""
+    """The queue (max_unfinished) or the job's group (group_max_unfinished) is full.  To wait for room in a queue, CALL idemq.wait_for_room."""
 
 
 class RetryLater(Exception):

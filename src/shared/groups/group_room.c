@@ -2,43 +2,45 @@
  * shared/groups/group_room.c
  *		The room that open transactions have taken in groups of queues with group_max_unfinished.
  *
- * A group that is at rest has no entry.  An entry holds how many jobs open transactions may add to
- * the group, because they have asked; the committed jobs are counted in the rows, at each enqueue
- * (job/group_room.c).  The last transaction that gives its room back removes the entry.
+ * An entry is the number of jobs that open transactions may add to a group, because they have asked
+ * for room.  Committed jobs are counted in the rows at each enqueue (job/group_room.c).  The last
+ * transaction that gives its room back removes the entry, so a group at rest has no entry.
  *
- * Call U the unfinished jobs of a group that are committed, and A(T) the unfinished jobs that an
- * open transaction T has added to it, less those that it has ended.  The limit holds for U plus every
- * A(T) above 0.  An enqueue by T
+ * Let U be the number of committed unfinished jobs of a group, and A(T) the number of unfinished jobs
+ * that an open transaction T has added to it, less those that it has ended.  The limit holds for U plus
+ * every A(T) above 0.  An enqueue by T
  *	 - adds to the entry the room that T lacks, so that T's room is at least A(T) with the new job,
- *	   and reads the sum of the entry, in one step;
- *	 - then takes a snapshot S, and counts U as S shows it, without what T itself has done;
- *	 - is refused, and gives that room back, if the count and the sum exceed the limit.
- * T keeps its room until its commit is visible, or until what it was taken for is rolled back.
+ *	   and reads the sum in the entry, in one step;
+ *	 - then takes a snapshot S, and counts U as S shows it, ignoring the changes of T itself;
+ *	 - is refused, and gives that room back, if U plus the sum exceeds the limit.
+ * T keeps its room until its commit is visible, or until the enqueue that took the room is rolled back.
  *
- * Let T be allowed to add a job.  Every other transaction R that has room in the group, or had some,
- *	 - has room when T adds to the entry: then it is in the sum that T reads;
- *	 - or has left before: then its commit was visible before it left, so S, which is younger, shows
- *	   its jobs; or it has rolled back;
- *	 - or comes later: then R reads T's room in the entry, or S of R shows T's jobs.  So of two
- *	   enqueues for the last place, the later one to add to the entry is refused.
- * A job is counted twice, in S and in the sum, only while its transaction is between its commit and
- * its callback; and a refused enqueue is in the sum until it has given its room back.  So a refusal
- * may be too early only while another transaction that enqueues to the group is open, or has just
- * committed.
+ * Assume that T is allowed to add a job.  For any other transaction R that has or had room in the
+ * group, there are three cases:
+ *	 - R has room when T adds to the entry.  Then R's room is in the sum that T reads.
+ *	 - R has given its room back before that.  If R has committed, its commit was visible before it
+ *	   gave the room back, so S, which is taken later, shows R's jobs.  Otherwise R has rolled back.
+ *	 - R adds to the entry later.  Then either R reads T's room in the entry, or R's snapshot shows
+ *	   T's jobs.  So of two enqueues for the last place, the later one to add to the entry is refused.
+ * A job is counted twice, in S and in the sum, only between the commit of its transaction and the
+ * callback that follows.  A refused enqueue is in the sum until it has given its room back.  So an
+ * enqueue can be refused even though there is room only while another transaction that enqueues into
+ * the group is open or has just committed.
  *
  * Jobs that are never refused need no room: once they are committed, S shows them.
  *
  *		Model: test/model/group_room.pml; two enqueues, one of them inside a savepoint, one that uses
  *		the room of a job that it ends, and a job that is added without asking.
  *
- * No queue gets the whole table: the groups of one have half of it at most.  Without room the caller
- * raises an error: an enqueue that nobody has counted might exceed the limit.
+ * The groups of one queue can use at most half of the table.  If there is no free entry, the caller
+ * raises an error, because an enqueue that is not in the table might exceed the limit.
  *
- * A group is found by 128 bits of a keyed hash of its name, which nobody can compute outside the server: two
- * groups with one hash would have one room.
+ * An entry is found by 128 bits of a keyed hash of the group's name.  Two groups with the same hash
+ * would share their room, but only the server can compute the hash.
  *
- * Locks: see README.md, level 4.  Each partition's lock covers its entries, and nobody waits for
- * anything under it; idemq.check() locks all, in order.  What is called after commit and abort neither allocates nor raises.
+ * Locks: see README.md, level 4.  Each partition has a lock for its entries, and no session waits for
+ * anything while it holds one, except that idemq.check() takes all of them, in order.  Functions that
+ * are called after commit and abort neither allocate nor raise.
  */
 #include "postgres.h"
 
@@ -59,16 +61,16 @@
 typedef struct RoomEntry
 {
 	GroupRoomKey key;
-	int32 holder;  /* index of the queue state that counts this entry; set once */
-	int64 taken;   /* above 0 */
-	uint64 serial; /* of the entry: no two have the same; set once */
+	int32 holder;  /* index of the queue state for which this entry is counted; set once */
+	int64 taken;   /* sum of the room of all open transactions; above 0 */
+	uint64 serial; /* unique number of the entry; set once */
 } RoomEntry;
 
 typedef struct GroupRoomShared
 {
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE) LWLockPadded locks[ROOM_PARTITIONS];
 	pg_atomic_uint64 next_serial;
-	/* Entries of each queue state, then of all: bound them exactly. */
+	/* Number of entries of each queue state, and then of all.  These limits are exact. */
 	pg_atomic_uint32 used[FLEXIBLE_ARRAY_MEMBER];
 } GroupRoomShared;
 
@@ -81,7 +83,7 @@ used_count(void)
 	return idemq_max_queues + 1;
 }
 
-/* Makes locks and counts; their memory is zeros. */
+/* Initializes locks and counts; their memory is zeroed. */
 static void
 init_group_room(int tranche)
 {
@@ -125,7 +127,7 @@ room_lock(uint32 hash)
 	return &group_room_shared->locks[hash % ROOM_PARTITIONS].lock;
 }
 
-/* Counts one more entry, if that leaves the count within its bound. */
+/* Counts one more entry if the count then stays within its bound; returns whether it did. */
 static bool
 room_count_in(int counter, uint32 bound)
 {
@@ -135,7 +137,7 @@ room_count_in(int counter, uint32 bound)
 	return false;
 }
 
-/* Enters a group that has no entry; NULL when there is no room.  Its lock held, exclusively. */
+/* Enters a group that has no entry; returns NULL if none is free.  The lock must be held exclusively. */
 static RoomEntry *
 room_enter(const GroupRoomKey *key, uint32 hash, int32 holder)
 {
@@ -164,8 +166,9 @@ room_enter(const GroupRoomKey *key, uint32 hash, int32 holder)
 }
 
 /*
- * Takes room for jobs in a group, whatever its limit is, and sets *sum to the room that all open
- * transactions have there, this included.  Returns false, and takes none, when the table is full.
+ * Takes room for jobs in a group, regardless of the limit, and sets *sum to the room that all open
+ * transactions have there, including this one.  Returns false, and takes no room, if there is no free
+ * entry.
  */
 bool
 idemq_group_room_take(const QueueState *qstate, const GroupRoomKey *key, int64 jobs, int64 *sum)
@@ -189,7 +192,7 @@ idemq_group_room_take(const QueueState *qstate, const GroupRoomKey *key, int64 j
 	return entry != NULL;
 }
 
-/* Gives room back that this transaction has. */
+/* Gives back room of this transaction. */
 void
 idemq_group_room_give_back(const GroupRoomKey *key, int64 jobs)
 {
@@ -210,7 +213,7 @@ idemq_group_room_give_back(const GroupRoomKey *key, int64 jobs)
 	LWLockRelease(lock);
 }
 
-/* Copies the serials of up to max entries of this database, for idemq.check(); returns how many. */
+/* Copies the serials of up to max entries of this database for idemq.check(); returns how many. */
 int
 idemq_group_room_copy(uint64 *serials, int max)
 {
@@ -231,7 +234,7 @@ idemq_group_room_copy(uint64 *serials, int max)
 	return count;
 }
 
-/* Returns what is used of the table. */
+/* Returns how much of the table is in use. */
 TableUsage
 idemq_group_room_usage(void)
 {

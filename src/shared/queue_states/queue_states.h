@@ -121,7 +121,7 @@ typedef enum DueKind
 	DUE_SIGNAL,	  /* the first signal since the last claim is given again */
 	DUE_EXPIRY,	  /* TimestampTz: a job expires */
 	DUE_HANDLER,  /* the handler is looked at */
-	DUE_ROOM,	  /* waiters for room are signalled again, if there is room */
+	DUE_ROOM,	  /* waiters for room are signalled again if there is room */
 	DUE_NOTIFY,	  /* sessions that LISTEN are told that something became ready */
 	DUE_KINDS
 } DueKind;
@@ -305,7 +305,8 @@ extern int idemq_running_count(const QueueState *qstate);
 
 /*
  * unfinished.c
- *		How many unfinished jobs a queue with max_unfinished has, open transactions included.
+ *		The number of unfinished jobs of a queue with max_unfinished, including those that open
+ *		transactions have added.
  */
 
 typedef enum RoomAnswer
@@ -313,13 +314,13 @@ typedef enum RoomAnswer
 	ROOM_TAKEN,
 	ROOM_FULL,
 	ROOM_UNKNOWN, /* the jobs must be counted first */
-	ROOM_COUNTING /* another session counts them */
+	ROOM_COUNTING /* another session is counting the jobs */
 } RoomAnswer;
 
-/* Room that a transaction has taken in a queue, and the life of the queue state that counts it. */
+/* Room that a transaction has taken in a queue, and the queue state and its life that count it. */
 typedef struct RoomTaken
 {
-	int64 jobs; /* 0: none, and the others mean nothing */
+	int64 jobs; /* 0: none, and the other fields are meaningless */
 	int32 qstate_index;
 	uint32 life;
 } RoomTaken;
@@ -327,8 +328,8 @@ typedef struct RoomTaken
 /* What is counted of a queue. */
 typedef struct UnfinishedView
 {
-	int64 jobs;	   /* unfinished jobs that are committed */
-	int64 taken;   /* room that open transactions have */
+	int64 jobs;	   /* committed unfinished jobs */
+	int64 taken;   /* room of all open transactions */
 	bool is_bound; /* jobs is a lower bound */
 } UnfinishedView;
 

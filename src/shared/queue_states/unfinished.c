@@ -1,63 +1,67 @@
 /*
  * shared/queue_states/unfinished.c
- *		How many unfinished jobs a queue with max_unfinished has, open transactions included.
+ *		The number of unfinished jobs of a queue with max_unfinished, including those that open
+ *		transactions have added.
  *
- * An enqueue takes room before it writes its row, and its transaction keeps the room to its end.
- * Two numbers are under one lock: jobs, the unfinished jobs that are committed, and taken, the room
- * that open transactions have.  Room is taken only while jobs + taken stays within the limit.
+ * An enqueue takes room before it writes its row, and its transaction keeps the room until it ends.
+ * One lock protects two numbers: jobs, the number of committed unfinished jobs, and taken, the room
+ * of all open transactions.  An enqueue can take room only if jobs + taken stays within the limit.
  *
- * Call U the unfinished jobs that are committed, as any latest snapshot shows them, and A(T) the
- * unfinished jobs that an open transaction T has added, less those that it has ended.  The limit
- * holds for U plus every A(T) above 0, because jobs + taken is never below that sum:
- *	 - T enqueues only while A(T), with the new job, is at most the room that T has taken: so a
+ * Let U be the number of committed unfinished jobs, as any latest snapshot shows them, and A(T) the
+ * number of unfinished jobs that an open transaction T has added, less those that it has ended.  The
+ * limit holds for U plus every A(T) above 0, because jobs + taken is never below that sum:
+ *	 - T enqueues only if A(T), including the new job, is at most the room that T has taken.  So a
  *	   transaction may use the room of jobs that it ends itself (txn/pending_queues.c).
- *	 - T's other new jobs, which are never refused (redrive, dead-letter records, rows by hand),
- *	   take room without asking, before T's commit begins.
- *	 - After T's commit is visible, jobs changes by A(T) and taken by T's room, in one step.  Until
- *	   then the sum is too high, never too low.
- *	 - A rollback, even to a savepoint, gives back the room that was taken since.  What T has added
- *	   and ended until then is as it was at the savepoint, and so is its room.
+ *	 - For T's other new jobs, which are never refused (redrive, dead-letter records, rows written
+ *	   with SQL), T takes room without asking, before its commit begins.
+ *	 - After T's commit is visible, jobs changes by A(T) and taken falls by T's room, in one step.
+ *	   Until then the sum is too high, never too low.
+ *	 - A rollback, even to a savepoint, gives back the room that was taken since then.  A(T) and T's
+ *	   room are then what they were at the savepoint.
  *
- * What jobs rests on: a count of the rows, by the first session that asks, under a snapshot S.  From
- * then on
+ * jobs is known after a session has counted the rows under a snapshot S.  The first session that asks
+ * for room does this.  From then on
  *
  *		jobs = unfinished jobs that S saw + A(T) of every T that has committed and that S did not see
  *
  * as for the gauges (shared/counts/counters.c), and for the same reasons:
- *	 - S is taken under the lock, exclusively: it sees every T that has changed jobs before.
- *	 - A T that comes later asks S, which is published here, whether S saw it.  If so, its rows are
- *	   in the count, and only its room is given back.
- *	 - S does not show what the counting transaction itself has done (idemq_unfinished_begin_count):
- *	   that is in its A(T), and S is published as not having seen it.
- *	 - A T that commits reads is_counted without the lock.  If that is not set yet, T is visible
- *	   already, and S, which is taken after is_counted was set, sees it.
- * COMMIT PREPARED, and all else that changes rows that nobody has noted, makes jobs unknown, and a
- * count that is under way void: the next enqueue counts again.  taken stays as it is.  (A transaction
- * that has taken room cannot be prepared: txn/pending.c.)
+ *	 - S is taken while the lock is held exclusively, so it sees every T that has changed jobs before.
+ *	 - A T that commits later checks whether S saw it; S is published here for this purpose.  If S saw
+ *	   it, its rows are already counted, and T only gives its room back.
+ *	 - S does not show the changes of the counting transaction itself (idemq_unfinished_begin_count).
+ *	   They are in its A(T), and S is published as not having seen that transaction.
+ *	 - A T that commits reads is_counted without the lock.  If is_counted is not set yet, T is already
+ *	   visible, so S, which is taken after is_counted is set, sees it.
+ * COMMIT PREPARED, and anything else that changes rows without noting them, makes jobs unknown and a
+ * count that is under way void, so the next enqueue counts again.  taken does not change.  (A
+ * transaction that has taken room cannot be prepared: txn/pending.c.)
  *
- * A count reads one entry beyond the limit at most.  If it gets that far, jobs is a lower bound, and
- * refuses; when the bound comes below the limit, the rows are counted again, and twice as far.
+ * A count reads at most one entry beyond the limit.  If it reads that many, jobs is a lower bound, and
+ * enqueues are refused.  When the bound falls below the limit, the rows are counted again, up to twice
+ * as many.
  *
  * Waiters for room (CALL idemq.wait_for_room) have a set in shared/waiters/wake.c.  A waiter sets its
- * bit, asks whether there is room (idemq_room_peek), and sleeps if not.  A session that lowers
- * jobs + taken wakes, still under the lock, those that want no more than the room that is neither
- * used nor promised; what they want is promised to them.  Both hold the lock, so either the waiter
- * sees the room, or the waker sees the bit.  An enqueue, by whomever, uses up as much of what is
- * promised as it takes.  So no more waiters are woken than there is room for, and none sleeps while
- * there is room for it, but for what is promised to a session that does not use it: the worker takes
- * such a promise back after ROOM_UNUSED_AFTER, and wakes others (DUE_ROOM).  What the limit is, the
- * last waiter has said that has asked; when the limit changes, all waiters are woken and ask again.
- * All are also woken when jobs becomes unknown, because they must count.
+ * bit, asks whether there is room (idemq_room_peek), and sleeps if there is not.  A session that lowers
+ * jobs + taken wakes waiters before it releases the lock.  It wakes those that ask for no more than the
+ * room that is neither used nor promised, and promises it to them.  Both sides hold the lock, so either
+ * the waiter sees the room, or the waker sees the bit.  When an enqueue by any session takes room, the
+ * promised room falls by the same amount.  Therefore no more waiters are woken than there is room for,
+ * and no waiter sleeps while there is room for it, unless the room is promised to a session that does
+ * not use it.  The worker takes such a promise back after ROOM_UNUSED_AFTER, and wakes other waiters
+ * (DUE_ROOM).  The limit that is compared is the one that the last waiter has read.  When the limit
+ * changes, all waiters are woken and ask again.  All waiters are also woken when jobs becomes unknown,
+ * because one of them must count.
  *
- * A queue state goes to another queue: its lives are numbered, and room that was taken in a former
- * life is not given back in another.
+ * A queue state can pass to another queue.  Its lives are therefore numbered, and room that was taken
+ * in one life is not given back in another.
  *
- * Transactions that have written jobs before the limit was set have not asked.  The limit holds from
- * the first enqueue on that asks; what they add, at their commit, is as if it had come before.
+ * A transaction that wrote jobs before the limit was set has not asked for room.  The limit holds from
+ * the first enqueue that asks; the jobs of such a transaction are treated as if they had been
+ * committed before that.
  *
- * Locks: see README.md, level 4.  Everything is under the lock of its queue, but is_counted and the
- * condition variable.  Under the lock, PostgreSQL's ProcArrayLock and XidGenLock are taken.  What is
- * called after commit and abort neither allocates nor raises.
+ * Locks: see README.md, level 4.  Everything except is_counted and the condition variable is protected
+ * by the lock of its queue.  PostgreSQL's ProcArrayLock and XidGenLock are taken while that lock is
+ * held.  Functions that are called after commit and abort neither allocate nor raise.
  */
 #include "postgres.h"
 
@@ -75,31 +79,31 @@
 
 typedef enum CountState
 {
-	COUNT_UNKNOWN,	 /* nobody has counted; jobs means nothing */
-	COUNT_UNDER_WAY, /* jobs has what has changed since S */
+	COUNT_UNKNOWN,	 /* the rows have not been counted; jobs is meaningless */
+	COUNT_UNDER_WAY, /* jobs is the change since S */
 	COUNT_KNOWN
 } CountState;
 
 #define NO_COUNTER (-1)
-/* Room that was promised to a waiter, and that nobody has used for so long, is offered again. */
+/* Microseconds after which room that was promised to a waiter, and not taken, is offered again. */
 #define ROOM_UNUSED_AFTER INT64CONST(100000)
 
-/* On cache lines of its own. */
+/* What is counted of a queue.  Starts on a new cache line, because it has a lock. */
 typedef struct Unfinished
 {
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE) LWLock lock;
-	pg_atomic_uint32 is_counted; /* an enqueue has asked in this life; read without the lock */
-	Oid database;				 /* InvalidOid: no queue's */
+	pg_atomic_uint32 is_counted; /* a count has begun in this life; read without the lock */
+	Oid database;				 /* InvalidOid: belongs to no queue */
 	int32 queue_id;
 	uint32 life; /* of the queue state */
 	CountState state;
 	bool is_bound; /* jobs is a lower bound */
-	bool is_void;  /* of a count under way: rows have changed that nobody has noted */
+	bool is_void;  /* during the current count, rows were changed without being noted */
 	int32 counter; /* the session that counts; NO_COUNTER: none */
-	int64 bound;   /* entries that the last count has read at most; 0: it was exact */
+	int64 bound;   /* maximum number of entries that the last count read; 0: it was exact */
 	int64 jobs;
 	int64 taken;
-	int64 promised; /* room that waiters were woken for, and that is not taken yet */
+	int64 promised; /* room that waiters were woken for, and that has not been taken yet */
 	int64 limit;	/* as the last waiter has read it */
 	/* S: full transaction ids, and the transactions that were open, in open_xids */
 	uint64 xmin;
@@ -110,17 +114,17 @@ typedef struct Unfinished
 
 static Unfinished *unfinished_queues = NULL;
 static char *open_xids = NULL;
-/* What this session counts; -1: nothing. */
+/* Index of the queue state for which this session counts; -1: none. */
 static int counting_index = -1;
 
-/* Returns how many transactions can be open at a time, this one included. */
+/* Returns the maximum number of transactions open at a time, including this one. */
 static int
 max_open(void)
 {
 	return MaxBackends + max_prepared_xacts + 1;
 }
 
-/* Returns the cache lines that a list of so many transactions takes. */
+/* Returns the number of cache lines that a list of max_open() transactions takes up. */
 static int
 open_lines(void)
 {
@@ -180,8 +184,8 @@ waiters_of(const Unfinished *queue)
 }
 
 /*
- * Wakes waiters for the room that there is.  Its lock held: it is released.  The worker is called
- * without it.
+ * Wakes waiters for the room that is free, and releases the queue's lock, which must be held.  Calls
+ * the worker after that.
  */
 static void
 signal_and_unlock(Unfinished *queue)
@@ -197,7 +201,7 @@ signal_and_unlock(Unfinished *queue)
 		idemq_due_in(idemq_qstate_at(index_of(queue)), DUE_ROOM, ROOM_UNUSED_AFTER);
 }
 
-/* Makes what is known unknown.  Its lock held. */
+/* Makes the number of jobs unknown, and wakes all waiters.  The lock must be held. */
 static void
 unset(Unfinished *queue)
 {
@@ -209,7 +213,7 @@ unset(Unfinished *queue)
 	(void) idemq_waiters_wake(waiters_of(queue), PG_INT32_MAX);
 }
 
-/* Begins the life of a queue's state. */
+/* Begins a new life of a queue state. */
 void
 idemq_unfinished_reset(int index, Oid database, int32 queue_id)
 {
@@ -226,7 +230,7 @@ idemq_unfinished_reset(int index, Oid database, int32 queue_id)
 	LWLockRelease(&queue->lock);
 }
 
-/* Ends the life of a queue's state, and wakes the sessions that wait for a count. */
+/* Ends the life of a queue state, and wakes the sessions that wait for room or for a count. */
 void
 idemq_unfinished_forget(int index)
 {
@@ -239,7 +243,7 @@ idemq_unfinished_forget(int index)
 	ConditionVariableBroadcast(&queue->counted);
 }
 
-/* Makes the unfinished jobs of all queues of a database unknown. */
+/* Makes the numbers of unfinished jobs of all queues of a database unknown. */
 void
 idemq_unfinished_unset_database(Oid database)
 {
@@ -256,7 +260,7 @@ idemq_unfinished_unset_database(Oid database)
 	}
 }
 
-/* Locks what a queue state counts; NULL, with no lock held, if it is another queue's. */
+/* Locks what is counted of a queue; returns NULL, without a lock, if the state is another queue's. */
 static Unfinished *
 unfinished_lock(const QueueState *qstate, int32 queue_id, LWLockMode mode)
 {
@@ -269,7 +273,7 @@ unfinished_lock(const QueueState *qstate, int32 queue_id, LWLockMode mode)
 	return NULL;
 }
 
-/* Returns whether S saw the changes of a transaction that has committed.  The lock held. */
+/* Returns whether S saw the changes of a committed transaction.  The lock must be held. */
 static bool
 was_seen(const Unfinished *queue, uint64 xid)
 {
@@ -285,14 +289,14 @@ was_seen(const Unfinished *queue, uint64 xid)
 	return true;
 }
 
-/* Returns whether a queue state counts unfinished jobs; without a lock. */
+/* Returns whether unfinished jobs are being counted for a queue state; takes no lock. */
 bool
 idemq_unfinished_is_counted(const QueueState *qstate)
 {
 	return pg_atomic_read_u32(&unfinished_queues[idemq_qstate_index(qstate)].is_counted) != 0;
 }
 
-/* Adds to the room that a transaction has.  The lock held. */
+/* Adds to the room of a transaction.  The lock must be held. */
 static void
 add_room(Unfinished *queue, RoomTaken *room, int64 jobs)
 {
@@ -305,7 +309,7 @@ add_room(Unfinished *queue, RoomTaken *room, int64 jobs)
 	queue->promised -= Min(queue->promised, jobs);
 }
 
-/* Returns whether jobs fit into a queue.  The lock held exclusively. */
+/* Returns whether jobs fit into a queue.  The lock must be held exclusively. */
 static RoomAnswer
 answer_for(Unfinished *queue, int64 jobs, int64 limit)
 {
@@ -322,9 +326,9 @@ answer_for(Unfinished *queue, int64 jobs, int64 limit)
 }
 
 /*
- * Takes room for jobs, if the queue stays within its limit; adds it to *room.  What came of it is
- * ROOM_UNKNOWN if the jobs must be counted first, and ROOM_COUNTING while another session does
- * that.
+ * Takes room for jobs if the queue then stays within its limit, and adds it to *room.  Returns
+ * ROOM_UNKNOWN if the caller must first count the jobs, and ROOM_COUNTING while another session is
+ * counting them.
  */
 RoomAnswer
 idemq_room_take(const QueueState *qstate, int32 queue_id, int64 jobs, int64 limit, RoomTaken *room)
@@ -342,8 +346,8 @@ idemq_room_take(const QueueState *qstate, int32 queue_id, int64 jobs, int64 limi
 }
 
 /*
- * As idemq_room_take, but takes nothing: ROOM_TAKEN only says that there is room.  For a waiter, after
- * it has set its bit: from ROOM_FULL on, it is woken when there is room.
+ * Like idemq_room_take, but takes no room: ROOM_TAKEN only means that there is room.  For a waiter that
+ * has set its bit: after ROOM_FULL, it will be woken when there is room.
  */
 RoomAnswer
 idemq_room_peek(const QueueState *qstate, int32 queue_id, int64 jobs, int64 limit)
@@ -359,7 +363,7 @@ idemq_room_peek(const QueueState *qstate, int32 queue_id, int64 jobs, int64 limi
 	return answer;
 }
 
-/* Gives the room that was promised to this session to other waiters. */
+/* Offers the room that was promised to this session to other waiters. */
 void
 idemq_room_pass_on(int qstate_index, int64 jobs)
 {
@@ -370,7 +374,7 @@ idemq_room_pass_on(int qstate_index, int64 jobs)
 	signal_and_unlock(queue);
 }
 
-/* Takes back what was promised and is not taken, and wakes waiters for the room that there is. */
+/* Takes back all promises that have not been used, and wakes waiters for the room that is free. */
 void
 idemq_room_signal_again(const QueueState *qstate, int32 queue_id)
 {
@@ -383,8 +387,8 @@ idemq_room_signal_again(const QueueState *qstate, int32 queue_id)
 }
 
 /*
- * Takes room for jobs that are never refused, before their transaction commits; none if the queue
- * state does not count.
+ * Takes room for jobs that are never refused, before their transaction commits; takes none if
+ * unfinished jobs are not being counted.
  */
 void
 idemq_room_take_unasked(const QueueState *qstate, int32 queue_id, int64 jobs, RoomTaken *room)
@@ -400,7 +404,7 @@ idemq_room_take_unasked(const QueueState *qstate, int32 queue_id, int64 jobs, Ro
 	LWLockRelease(&queue->lock);
 }
 
-/* Gives back some of the room that a transaction has. */
+/* Gives back some of a transaction's room. */
 void
 idemq_room_give_back(RoomTaken *room, int64 jobs)
 {
@@ -416,8 +420,9 @@ idemq_room_give_back(RoomTaken *room, int64 jobs)
 }
 
 /*
- * Follows the commit of this transaction, which has added so many unfinished jobs (below 0: has
- * ended more than it has added), and gives all of its room back.  xid: the transaction's full id.
+ * Applies the commit of this transaction: counts the jobs that it has added, and gives back all of its
+ * room.  added: the number of unfinished jobs added, less those ended; may be negative.  xid: the
+ * transaction's full id.
  */
 void
 idemq_unfinished_apply(const QueueState *qstate, int32 queue_id, uint64 xid, int64 added,
@@ -436,7 +441,7 @@ idemq_unfinished_apply(const QueueState *qstate, int32 queue_id, uint64 xid, int
 	signal_and_unlock(queue);
 }
 
-/* Publishes S.  The lock held. */
+/* Publishes S.  The lock must be held. */
 static void
 unfinished_publish(Unfinished *queue, Snapshot snapshot)
 {
@@ -451,7 +456,7 @@ unfinished_publish(Unfinished *queue, Snapshot snapshot)
 	queue->xmax = next_xid - (TransactionId) (next_low - snapshot->xmax);
 	queue->nopen = (int) snapshot->xcnt;
 	memcpy(open, snapshot->xip, queue->nopen * sizeof(TransactionId));
-	/* A snapshot does not name its own transaction, and S does not show what that has done. */
+	/* A snapshot does not list its own transaction, but S does not show that one's changes. */
 	if (TransactionIdIsValid(own))
 	{
 		open[queue->nopen++] = own;
@@ -460,10 +465,10 @@ unfinished_publish(Unfinished *queue, Snapshot snapshot)
 }
 
 /*
- * Begins a count of a queue's unfinished jobs, unless another session counts them or they are known.
- * When it returns true, *snapshot is S, registered: it does not show what this transaction has
- * done.  The caller counts at most *bound rows, and calls idemq_unfinished_end_count; an abort
- * cancels the count.
+ * Begins a count of a queue's unfinished jobs, unless another session is counting them or their number
+ * is known.  If this returns true, *snapshot is S, registered, which does not show the changes of this
+ * transaction.  The caller must then count at most *bound rows, and call idemq_unfinished_end_count.
+ * An abort cancels the count.
  */
 bool
 idemq_unfinished_begin_count(const QueueState *qstate, int32 queue_id, int64 limit,
@@ -479,7 +484,7 @@ idemq_unfinished_begin_count(const QueueState *qstate, int32 queue_id, int64 lim
 		LWLockRelease(&queue->lock);
 		return false;
 	}
-	/* Before the snapshot: see the top of this file.  Its lock is a barrier. */
+	/* Must be set before the snapshot is taken, whose lock is a barrier: see the top of this file. */
 	pg_atomic_write_u32(&queue->is_counted, 1);
 	latest = GetLatestSnapshot();
 	unfinished_publish(queue, latest);
@@ -492,12 +497,12 @@ idemq_unfinished_begin_count(const QueueState *qstate, int32 queue_id, int64 lim
 	counting_index = idemq_qstate_index(qstate);
 	LWLockRelease(&queue->lock);
 	*snapshot = RegisterSnapshot(latest);
-	/* The version of a row before all commands of this transaction is the visible one. */
+	/* Rows are visible as they were before the first command of this transaction. */
 	(*snapshot)->curcid = FirstCommandId;
 	return true;
 }
 
-/* Ends the count that this session has begun, if there is one; counted: it found so many jobs. */
+/* Ends the count that this session has begun, if any.  counted: it was completed, and found jobs. */
 static void
 unfinished_finish_count(bool counted, int64 jobs)
 {
@@ -523,21 +528,21 @@ unfinished_finish_count(bool counted, int64 jobs)
 	ConditionVariableBroadcast(&queue->counted);
 }
 
-/* Ends the count that this session has begun: the snapshot showed so many jobs. */
+/* Ends the count that this session has begun.  jobs: how many jobs the snapshot showed. */
 void
 idemq_unfinished_end_count(int64 jobs)
 {
 	unfinished_finish_count(true, jobs);
 }
 
-/* Ends a count that did not come to its end, if this session has begun one. */
+/* Cancels the count that this session has begun, if any. */
 void
 idemq_unfinished_cancel_count(void)
 {
 	unfinished_finish_count(false, 0);
 }
 
-/* Returns whether another session counts the jobs of a queue. */
+/* Returns whether a session is counting the jobs of a queue. */
 static bool
 is_under_way(const QueueState *qstate, int32 queue_id)
 {
@@ -551,7 +556,7 @@ is_under_way(const QueueState *qstate, int32 queue_id)
 	return under_way;
 }
 
-/* Waits until nobody counts the jobs of a queue, to that time of the stopwatch; false: too long. */
+/* Waits until no session is counting a queue's jobs; returns false if one still is at the time until. */
 bool
 idemq_unfinished_await_count(const QueueState *qstate, int32 queue_id, int64 until)
 {
@@ -571,7 +576,7 @@ idemq_unfinished_await_count(const QueueState *qstate, int32 queue_id, int64 unt
 	return over;
 }
 
-/* Says what a queue state counts; false when that is not known. */
+/* Sets *view to what is counted of a queue; returns false if the number of jobs is not known. */
 bool
 idemq_unfinished_view(const QueueState *qstate, int32 queue_id, UnfinishedView *view)
 {

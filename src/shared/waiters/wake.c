@@ -1,8 +1,8 @@
 /*
  * shared/waiters/wake.c
  *		The sessions that sleep until there is work (CALL idemq.wait, wait_any,
- *		wait_result), and what wakes them; and those that sleep until a
- *		queue with max_unfinished has room (CALL idemq.wait_for_room).
+ *		wait_result) or until a queue with max_unfinished has room
+ *		(CALL idemq.wait_for_room), and what wakes them.
  *
  * Each queue has a set of waiters, a bit for each session, and a count that is never
  * less than the bits set; so has each of RESULT_SETS hash values of a job's id.  A
@@ -45,9 +45,9 @@
  * commit that makes jobs ready is announced for NOTIFY without a check; one that only takes
  * a job away (cancel, commit_once, expire) announces nothing.
  *
- * Waiters for room have a set of their own in each queue, and each says how much room it wants.
- * Their wakers hold the lock of the queue's unfinished jobs, and so do the waiters when they check:
- * shared/queue_states/unfinished.c says who is woken.
+ * Each queue has a second set, of waiters for room, and each of these says how much room it needs.
+ * Both the wakers and the waiters that check for room hold the lock of the queue's unfinished jobs.
+ * shared/queue_states/unfinished.c says which waiters are woken.
  *
  * Locks: none, atomics only.  What txn/pending.c calls after commit and abort neither
  * allocates nor raises.
@@ -73,7 +73,7 @@
 #define BITS 64
 
 static char *wake_sets = NULL;
-/* How much room each session waits for, by its number; written before its bit is set. */
+/* How much room each session needs, by session number; written before the session sets its bit. */
 static pg_atomic_uint32 *wanted_room = NULL;
 
 static int
@@ -90,7 +90,7 @@ wake_set_size(void)
 						  mul_size(sizeof(pg_atomic_uint64), word_count()));
 }
 
-/* Two sets for each queue state, for jobs and for room, and those for results between them. */
+/* Each queue state has a set for jobs, before the sets for results, and a set for room, after them. */
 static int
 set_count(void)
 {
@@ -162,14 +162,14 @@ idemq_waiters_of_job(Oid database, int64 job_id)
 	return set_at(idemq_max_queues + (hash & (RESULT_SETS - 1)));
 }
 
-/* Returns the set of waiters for room in the queue that has the queue state of that index. */
+/* Returns the set of waiters for room in the queue of a queue state. */
 Waiters *
 idemq_waiters_for_room(int qstate_index)
 {
 	return set_at(idemq_max_queues + RESULT_SETS + qstate_index);
 }
 
-/* Returns the index of the queue state to which a set of waiters for room belongs. */
+/* Returns the index of the queue state that has a set of waiters for room. */
 int
 idemq_waiters_room_index(const Waiters *waiters)
 {
@@ -177,7 +177,7 @@ idemq_waiters_room_index(const Waiters *waiters)
 		   RESULT_SETS;
 }
 
-/* Says how much room this session wants, before it joins a set of waiters for room. */
+/* Says how much room this session needs.  Must be called before it joins a set of waiters for room. */
 void
 idemq_waiters_want_room(uint32 jobs)
 {
@@ -229,7 +229,7 @@ idemq_waiters_leave(Waiters *waiters)
 	return (before & bit) == 0;
 }
 
-/* Gives a session its signal; false if another waker has done so, or the session has left. */
+/* Signals a session; returns false if another waker has signalled it, or if it has left. */
 static bool
 signal_session(Waiters *waiters, int word, int n)
 {
@@ -289,8 +289,8 @@ idemq_waiters_wake(Waiters *waiters, int max)
 }
 
 /*
- * Signals waiters that together want no more than that room; one that wants more is passed over.
- * Returns how much the signalled ones want.
+ * Signals waiters that together need no more than that room, skipping each one that needs more than is
+ * left.  Returns how much room the signalled waiters need.
  */
 int64
 idemq_waiters_wake_for_room(Waiters *waiters, int64 room)
@@ -379,7 +379,7 @@ idemq_wake_for_results(void)
 	wake_result_waiters(MyDatabaseId);
 }
 
-/* Wakes all that wait for jobs of a queue, or for room in it. */
+/* Wakes all sessions that wait for jobs of a queue or for room in it. */
 static void
 wake_all_of(const QueueState *qstate)
 {

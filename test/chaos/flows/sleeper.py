@@ -1,16 +1,17 @@
-"""sleeper.py: clients of the second part, in which jobs are kept from starting; README.md here, arguments in common.py.
+"""sleeper.py: clients of the second part, in which jobs are kept from starting.  See README.md, and common.py for the arguments.
 
-A Sleeper works the queues that it is given in place of a tenant, and sleeps in idemq.wait_any for as
-long as it takes: nothing but idemq wakes it.  A Feeder enqueues; a Filler does so in queues that can be full, and sleeps in
-idemq.wait_for_room.  A Holder pauses and resumes, and a Pinger measures how late this machine is.  Lines of the log that begin with "watch" are for watchdog.py:
+The argument tenant is a list of queues here.  A Sleeper works on these queues, and sleeps in idemq.wait_any for as long as it
+takes, so only idemq can wake it.  A Feeder enqueues.  A Filler enqueues into a queue that can be full, and sleeps in
+idemq.wait_for_room.  A Holder pauses and resumes, and a Pinger measures how late this machine is.  The lines of the log that
+begin with "watch" are for watchdog.py:
 
-    watch seeks NAME TIME QUEUES    sleeps or claims from here on
-    watch tries NAME TIME QUEUES    claims, and will roll back; until its next line nothing is known of these queues
-    watch needs NAME TIME QUEUE N   sleeps until there is room for so many jobs
-    watch fills NAME TIME           enqueues, and until its next line it is not known how many jobs there are
+    watch seeks NAME TIME QUEUES    from now on, sleeps or claims
+    watch tries NAME TIME QUEUES    claims, and will roll back; the state of these queues is unknown until its next line
+    watch needs NAME TIME QUEUE N   sleeps until there is room for N jobs
+    watch fills NAME TIME           enqueues; the number of jobs is unknown until its next line
     watch leaves NAME TIME          has a job, or has lost its session
-    watch answered ID TIME          the transaction of that row of happened is known to have committed
-    watch late BEGIN END SECONDS    of this time the machine has used so much
+    watch answered ID TIME          the transaction of the row ID of happened is known to have committed
+    watch late BEGIN END SECONDS    during this time, the machine delayed the Pinger by SECONDS
 """
 
 import time
@@ -38,7 +39,7 @@ class WatchedClient(FlowClient):
         return self.ask("SELECT grouped FROM watched WHERE queue = %s", (queue,))[0][0]
 
     def transaction(self, sql, args, rolls_back=0.0):
-        """Runs a statement in a transaction of its own; its only row, or None if it was rolled back."""
+        """Runs a statement in its own transaction; returns its only row, or None if it was rolled back."""
         self.execute("BEGIN")
         row = self.one(sql, args)
         if self.dice.random() < 0.3:
@@ -52,7 +53,7 @@ class WatchedClient(FlowClient):
 
 class Sleeper(WatchedClient):
     def work(self):
-        """Until the session is lost, whatever that takes with it."""
+        """Runs attempts until an error occurs, and reconnects if the session was lost."""
         try:
             self.attempts()
         except psycopg.DatabaseError as error:
@@ -85,11 +86,11 @@ class Sleeper(WatchedClient):
     def attempt(self, job, token, queue, name):
         if self.dice.random() < 0.5:
             time.sleep(self.dice.uniform(0, 0.2))
-        # In these nobody pauses: who has slept since before the hold knows nothing of it.
+        # No client pauses these queues, so a worker that has slept since before a hold does not know about the hold.
         often = queue.startswith("w.plain")
         if self.dice.random() < (0.4 if often else 0.2):
             delay = self.hold(job, token, queue, name)
-            # It may come back only after the end, when nobody but idemq has known of it.
+            # Often keep the job until after the end of the hold, so that only idemq knows about that end.
             if self.dice.random() < (0.6 if often else 0.4):
                 time.sleep(min(delay, 1) + self.dice.uniform(0, 2.5))
         how = self.dice.choices(("commit", "fail", "release", "nothing"), (80, 10, 8, 2))[0]
@@ -104,7 +105,7 @@ class Sleeper(WatchedClient):
         try:
             row = self.transaction("SELECT watch_hold(%s, %s, %s, %s, make_interval(secs => %s), %s)",
                                    (queue, name, job, token, delay, scope), 0.1)
-        except psycopg.errors.InvalidParameterValue:  # another one has ended, and no claim has followed
+        except psycopg.errors.InvalidParameterValue:  # another hold has ended, and no claim has followed
             self.execute("ROLLBACK")
             return 0
         if row is not None:
@@ -113,7 +114,7 @@ class Sleeper(WatchedClient):
 
 
 class Feeder(WatchedClient):
-    """Some jobs at a time, and then none for a while: whoever is not woken for one of them is not woken by the next, either."""
+    """Enqueues some jobs, and then none for a while, so that a later job does not wake a worker that was not woken for these."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -128,7 +129,7 @@ class Feeder(WatchedClient):
 
     def feed(self, queue):
         if self.ask("SELECT EXISTS (SELECT FROM idemq.jobs WHERE queue_id = idemq.queue_id(%s) AND finished_at IS NULL)", (queue,))[0][0]:
-            # Long enough for the watchdog, if they should sleep.
+            # If the workers wrongly sleep on, this gives the watchdog enough time to notice.
             if time.time() < self.next[queue] + 3:
                 return
         grouped = self.grouped(queue)
@@ -140,7 +141,7 @@ class Feeder(WatchedClient):
 
 
 class Filler(WatchedClient):
-    """Fills a queue with max_unfinished."""
+    """Fills a queue that has max_unfinished."""
 
     def work(self):
         try:
@@ -172,7 +173,7 @@ class Filler(WatchedClient):
 
 
 class Holder(WatchedClient):
-    """What another one of its name has left paused ends first."""
+    """Pauses and resumes queues and groups; first resumes those that an earlier Holder of its name has left paused."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -219,7 +220,7 @@ class Holder(WatchedClient):
 
 
 class Pinger(WatchedClient):
-    """How late a process wakes and a session answers, that idemq has no part in."""
+    """Measures how late a process wakes and a session answers when idemq is not involved."""
 
     def work(self):
         begin = time.time()

@@ -1,14 +1,14 @@
--- Queues and the ledger of the second part of the chaos test of flows, in which jobs are kept from starting: README.md here.
+-- The queues and the ledger of the second part of the chaos test of flows, in which jobs are kept from starting; see README.md.
 
--- What happened, each row written by the transaction that did it: so a row is there if and only if that committed, and
--- pg_xact_commit_timestamp says when.  t0, t1: just before and after the call.  ready: from when on the job is due; it
--- is noted after the call, so never too early.  until: the end of a hold or a pause.
+-- What happened.  The transaction that does something also writes the row, so the row exists if and only if that transaction
+-- has committed, and pg_xact_commit_timestamp returns the time of the commit.  t0, t1: just before and after the call.
+-- ready: when the job is due; computed after the call, so it is never too early.  until: the end of a hold or a pause.
 CREATE TABLE happened (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, what text, queue text, name text, job bigint, token bigint,
 	t0 timestamptz, t1 timestamptz DEFAULT clock_timestamp(), ready timestamptz, until timestamptz, worker text);
 
 CREATE TABLE watched (queue text PRIMARY KEY, grouped bool, max_running int, group_max_running int, rate int, group_rate int, period interval,
 	max_unfinished int);
--- Several of each kind: in each there is often nothing that would wake a worker by chance.
+-- There are several queues of each kind, so that in each of them there is often no event that would wake a worker by chance.
 INSERT INTO watched SELECT kind || n, grouped, max_running, group_max_running, rate, group_rate, period, max_unfinished FROM (VALUES
 	('w.plain', false, NULL, 1, NULL, NULL, interval '500 ms', NULL::int),
 	('w.fifo', true, NULL, 1, NULL, NULL, '500 ms', NULL),
@@ -39,7 +39,7 @@ BEGIN
 	END IF;
 END $$;
 
--- The end of an attempt: how is commit, fail or release.
+-- Ends an attempt; how is commit, fail or release.
 CREATE FUNCTION watch_end(q text, name text, job bigint, token bigint, how text, delay interval) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
 	outcome text;
@@ -60,7 +60,7 @@ BEGIN
 	RETURN number;
 END $$;
 
--- NULL for a group: the whole queue.  delay is NULL for a pause until it is resumed.
+-- Pauses a group, or the whole queue if name is NULL.  If delay is NULL, the pause lasts until it is resumed.
 CREATE FUNCTION watch_pause(q text, name text, delay interval) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
 	t0 timestamptz := clock_timestamp();

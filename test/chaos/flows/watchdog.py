@@ -1,14 +1,14 @@
 #!/usr/bin/python3
-"""watchdog.py DSN LOG: whether each job started that could, and none that must not; README.md here.
+"""watchdog.py DSN LOG: checks that each job started as soon as it could, and that no job started too early.  See README.md.
 
-Run when all jobs are done.  The ledger happened and the lines "watch" of the log say what was the case at each
-instant.  A queue is open while it certainly has a job that may start: committed and due, no hold and no pause of
-its queue or group, room at every limit, and a session that seeks a job.  Whatever is doubtful (a claim whose fate
-is not known, a client that was killed, a crash) counts as not open.  From an instant at which a queue
-becomes open, until a job of it starts or it is not open any more, at most LIMIT may pass.  Time that the machine has
-lost (the lines "watch late") does not count, LATE_FACTOR times, since several processes take part in a start.
+Must be run when all jobs are done.  The ledger happened and the "watch" lines of the log say what was the case at each
+instant.  A queue is open while it certainly has a job that may start: the job is committed and due, its queue and group are
+not held or paused, there is room at every limit, and a session is seeking a job.  Whenever this is doubtful (a claim whose
+outcome is unknown, a client that was killed, a crash), the queue counts as not open.  At most LIMIT seconds may pass from the
+instant at which a queue opens until one of its jobs starts, or until the queue is no longer open.  The delays in the lines
+"watch late" are added to this LATE_FACTOR times, because several processes take part in a start.
 
-Each violation is a line "found: ...", each count "figure: ...", and the number of instants "instants: N".
+Prints a line "found: ..." for each violation, lines "figure: ..." with counts, and a line "instants: N" with the number of instants.
 """
 
 import heapq
@@ -21,7 +21,7 @@ import psycopg
 
 LIMIT = 1.0
 LATE_FACTOR = 4
-COUNTS_FOR = 17 / 16  # periods that a start counts for a rate at most
+COUNTS_FOR = 17 / 16  # number of periods for which a start counts toward a rate, at most
 FOREVER = float("inf")
 
 dsn, log = sys.argv[1:]
@@ -37,7 +37,7 @@ def found(what, *details):
 
 
 class Late:
-    """The time that the machine has lost, up to a time."""
+    """How much time the machine has lost."""
 
     def __init__(self, spans):
         self.begins, self.ends, self.sums = [], [], [0.0]
@@ -47,7 +47,7 @@ class Late:
             self.sums.append(self.sums[-1] + late)
 
     def between(self, begin, end):
-        """All that was lost in spans that overlap."""
+        """Returns the time lost in all spans that overlap this one."""
         first = bisect_right(self.ends, begin)
         last = bisect_right(self.begins, end)
         return max(self.sums[last] - self.sums[first], 0.0) if last > first else 0.0
@@ -62,18 +62,18 @@ class Queue:
         self.group_max_running = group_max_running
         self.rate, self.group_rate, self.period = rate, group_rate, period * COUNTS_FOR + 0.005
         self.waiting = {}  # job: (name of its group, since when it is due)
-        self.running = {}  # job: name; its attempt may be lost, and then it is not known when it is due
+        self.running = {}  # job: name; if the attempt is lost, it is not known when the job is due
         self.closings = []  # [scope, until, when it committed, kind]
         self.starts, self.group_starts = deque(), defaultdict(deque)
         self.seeking, self.doubtful = set(), set()
-        self.since, self.cause = None, None  # open since when, and what has opened it
+        self.since, self.cause = None, None  # when the queue opened, and which event opened it
         self.last = deque(maxlen=40)
 
     def closed(self, scope, now):
         return any(c[0] == scope and c[1] > now for c in self.closings)
 
     def charge(self, now, name=None, every_group=False):
-        """A start counts for the rates; one that may have been rolled back perhaps in any group."""
+        """Counts a start toward the rates; every_group: it may have been rolled back, and may have been in any group."""
         self.starts.append(now)
         for group in list(self.group_starts) if every_group else [name]:
             self.group_starts[group].append(now)
@@ -84,7 +84,7 @@ class Queue:
         return limit is not None and len(starts) >= limit
 
     def startable(self, now):
-        """The jobs of which one may certainly start, if a session seeks one."""
+        """Returns jobs of which one can certainly start if a session is seeking a job."""
         if self.doubtful or self.closed(None, now) or len(self.running) >= self.max_running or self.at_rate(self.starts, self.rate, now):
             return []
         groups = defaultdict(list)
@@ -95,7 +95,7 @@ class Queue:
         for name, jobs in groups.items():
             if name is None:
                 able += [job for job, due in jobs if due <= now]
-            # Which job is next, and what it may have to wait for, is the business of idemq: all of them are due.
+            # The watchdog does not know which job of the group is next, so all of them must be due.
             elif (running[name] < self.group_max_running and all(due <= now for _, due in jobs) and not self.closed(name, now)
                   and not self.at_rate(self.group_starts[name], self.group_rate, now)):
                 able += [job for job, _ in jobs]
@@ -108,7 +108,7 @@ class Queue:
 
 
 class Room:
-    """What is certain about the room in a queue with max_unfinished; it is open if a session waits for no more than there is."""
+    """What is certain about the room in a queue with max_unfinished; it is open if there is as much room as a session waits for."""
 
     def __init__(self, name, max_unfinished):
         self.name, self.max_unfinished = name + ", room", max_unfinished
@@ -189,7 +189,7 @@ class Watchdog:
             self.close(queue, now, kind)
 
     def close(self, queue, now, kind, started=None):
-        """The queue is not open any more, or a job has started at that time."""
+        """Notes that the queue is no longer open, or that a job started at the time started."""
         end = started or now
         took = end - queue.since
         lost = self.late.between(queue.since, end)
@@ -260,7 +260,7 @@ class Watchdog:
     def on_resume(self, now, _id, _what, q, name, _job, _token, t0, *_):
         queue = self.note(now, q, f"resume {name}")
         for c in queue.closings:
-            # Of the groups, a resume of the queue ends only holds.
+            # A resume of the queue ends holds of its groups, but not their pauses.
             if c[2] < t0 and (c[0] == name or (name is None and c[3] == "hold")):
                 c[1] = min(c[1], now)
         queue.closings = [c for c in queue.closings if c[1] > now]
@@ -289,7 +289,7 @@ class Watchdog:
         return self.reset(name, now)
 
     def reset(self, name, now):
-        """A claim may have taken a job, which may be back only now, and may count for the rates."""
+        """Begins again for the queues of a client whose claim may have taken a job until now, and may count toward the rates."""
         queues = [self.queues[q] for q in self.sessions[name]]
         for queue in queues:
             queue.last.append((now, f"{name} left"))
@@ -309,7 +309,7 @@ class Watchdog:
         return [room]
 
     def on_fills(self, now, name):
-        """It was woken: that is what the others wait for, too."""
+        """A producer was woken, as this room requires; the other waiting producers then begin again."""
         room = self.fillers[name]
         if room.since is not None:
             self.close(room, now, "fills", now)
@@ -356,7 +356,7 @@ class Watchdog:
         return self.both()
 
     def on_back(self, now, why):
-        """After a crash, all rates are used up."""
+        """Counts instants again; after a crash, assumes that all rates are used up."""
         self.away.discard(why)
         if why == "crash":
             for queue in self.queues.values():
@@ -394,7 +394,7 @@ class Watchdog:
         print("figure: starts", sum(map(len, starts.values())), "effects", sum(ends.values()), "checked for rates and closings", checked)
 
     def check_closings(self, starts):
-        """No start certainly began after a hold or pause had committed, and was over before its end, or before a call that changes it."""
+        """Finds starts that began after a hold or pause had certainly committed, and ended before the hold or pause ended or was changed."""
         checked = 0
         for number, what, q, name, _, _, t0, _, _, until, *_ in self.ledger:
             if what not in ("hold", "pause") or number not in self.answered:
@@ -425,7 +425,7 @@ class Watchdog:
                     continue
                 line.sort(key=lambda start: start[7])
                 for first in line:
-                    # Those that certainly began after it did: all of one more than the limit, too soon.
+                    # Starts that certainly began no earlier than this one; limit + 1 of them must not fit into one period.
                     after = [start for start in line if start[6] >= first[6]][: limit + 1]
                     checked += len(after) > limit
                     if len(after) > limit and after[-1][7] - first[6] < period:

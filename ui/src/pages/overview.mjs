@@ -10,7 +10,7 @@ const plural = (n, one, many = `${one}s`) => `${count(n)} ${String(n) === '1' ? 
 
 const unattended = (queue) => queue.unattended_for !== null && queue.unattended_for !== undefined;
 
-/** Whether a queue refuses further jobs: it has max_unfinished of them. */
+/** Whether a queue is full, so that it refuses further jobs. */
 const isFull = (queue) => queue.max_unfinished !== null && queue.unfinished !== null && Number(queue.unfinished) >= Number(queue.max_unfinished);
 
 /** What is to be said of a queue's state, the worst first: [how bad, its shape, its words, where to look]. */
