@@ -101,6 +101,7 @@ typedef struct Unfinished
 	int64 taken;
 	int64 promised; /* room that waiters were woken for, and that is not taken yet */
 	int64 limit;	/* as the last waiter has read it */
+	int next_waiter; /* the session whose turn it is to be woken, or the next one that waits */
 	/* S: full transaction ids, and the transactions that were open, in open_xids */
 	uint64 xmin;
 	uint64 xmax;
@@ -190,7 +191,7 @@ signal_and_unlock(Unfinished *queue)
 	int64 promised = 0;
 
 	if (queue->state == COUNT_KNOWN && room > 0)
-		promised = idemq_waiters_wake_for_room(waiters_of(queue), room);
+		promised = idemq_waiters_wake_for_room(waiters_of(queue), room, &queue->next_waiter);
 	queue->promised += promised;
 	LWLockRelease(&queue->lock);
 	if (promised > 0)
