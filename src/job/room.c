@@ -101,6 +101,36 @@ refuse_counting(const QueueInfo *queue)
 }
 
 /*
+ * Takes that much room in a queue; returns false when the queue is full.  Counts its jobs if nobody
+ * knows their number, or waits while another session does; raises 55P03 when that takes too long.
+ */
+static bool
+take_room(const QueueInfo *queue, int64 room)
+{
+	int64 until = 0;
+
+	for (;;)
+	{
+		RoomAnswer answer;
+
+		CHECK_FOR_INTERRUPTS();
+		answer = idemq_pending_room_take(queue, room);
+		if (answer == ROOM_TAKEN || answer == ROOM_FULL)
+			return answer == ROOM_TAKEN;
+		/* At once, for waiters sleep until somebody has counted: no error may come between. */
+		if (answer == ROOM_UNKNOWN)
+			room_count(queue);
+		if (until == 0)
+			until = idemq_stopwatch() + COUNT_PATIENCE;
+		else if (idemq_stopwatch() > until)
+			refuse_counting(queue);
+		if (answer == ROOM_COUNTING &&
+			!idemq_unfinished_await_count(queue->qstate, queue->id, until))
+			refuse_counting(queue);
+	}
+}
+
+/*
  * Takes room for new jobs of a queue, before their rows are written; none if the queue has no
  * max_unfinished.  Adds what it takes to *taken, for idemq_pending_room_give_back: less than jobs
  * where the transaction has room left, or uses that of jobs that it has ended.  Returns false when
@@ -109,31 +139,23 @@ refuse_counting(const QueueInfo *queue)
 bool
 idemq_room_try(const QueueInfo *queue, int64 jobs, int64 *taken)
 {
-	int64 until = 0;
+	QueueInfo again;
 	int64 lacks;
 
 	if (likely(queue->max_unfinished == 0) || jobs == 0)
 		return true;
+	/* The queue was looked up before idemq.jobs was locked: a TRUNCATE may have come between. */
+	if (unlikely(!idemq_qstate_is_of(queue->qstate, queue->id)))
+	{
+		if (!idemq_queue_by_id(queue->id, &again) || again.max_unfinished == 0)
+			return true;
+		queue = &again;
+	}
 	idemq_queue_need_qstate(queue);
 	lacks = idemq_pending_room_lacks(queue, jobs);
-	while (lacks > 0)
-	{
-		RoomAnswer answer = idemq_pending_room_take(queue, lacks);
-
-		if (answer == ROOM_TAKEN)
-			break;
-		if (answer == ROOM_FULL)
-			return false;
-		CHECK_FOR_INTERRUPTS();
-		if (until == 0)
-			until = idemq_stopwatch() + COUNT_PATIENCE;
-		else if (idemq_stopwatch() > until)
-			refuse_counting(queue);
-		if (answer == ROOM_UNKNOWN)
-			room_count(queue);
-		else if (!idemq_unfinished_await_count(queue->qstate, queue->id, until))
-			refuse_counting(queue);
-	}
+	if (lacks > 0 && !take_room(queue, lacks))
+		return false;
+	idemq_pending_room_expect(queue, jobs);
 	*taken += lacks;
 	return true;
 }
