@@ -191,9 +191,22 @@ def unreadable(app: Connection[Any]) -> list[Sent]:
     return []
 
 
+def send_to_full(idemq: Connection[Any], rows: list[Row], full: Full) -> list[Sent]:
+    """As send, where `full` has what had no room last time: one row tells whether it has room now."""
+    sent = []
+    tried = set()
+    for queue, group in list(full):
+        del full[queue, group]
+        first = next((row for row in rows if row[2] == queue and group in (None, row[3])), None)
+        if first is not None and first[0] not in tried:
+            tried.add(first[0])
+            sent += send(idemq, [first], full)
+    return sent + send(idemq, [row for row in rows if row[0] not in tried], full)
+
+
 def move(app: Connection[Any], idemq: Connection[Any], batch: int, full: Full) -> int:
-    """Sends at most `batch` rows, and returns the number of rows that are settled.  Adds to `full` what has no room.  If it
-    raises, the caller must close both connections."""
+    """Sends at most `batch` rows, and returns the number of rows that are settled.  `full`: what had no room last time, and
+    then, what has none.  If it raises, the caller must close both connections."""
     app.execute(_BEGIN)
     try:
         rows = app.execute(_TAKE, [batch]).fetchall()
@@ -203,7 +216,7 @@ def move(app: Connection[Any], idemq: Connection[Any], batch: int, full: Full) -
         app.execute("ROLLBACK")
         sent = unreadable(app)
     else:
-        sent = send(idemq, rows, full)
+        sent = send_to_full(idemq, rows, full)
     if sent:
         app.execute(_MARK, [list(column) for column in zip(*sent)])
     refused = [each.id for each in sent if each.error is not None]
@@ -224,6 +237,7 @@ class Relay:
         self._heard = False
         self._lost = False
         self._purged = 0.0
+        self._full: Full = {}
         self._said: dict[tuple[str, Optional[str]], float] = {}
         self._own = threading.local()
         self._failure: Optional[BaseException] = None
@@ -251,9 +265,8 @@ class Relay:
                     self._ready(app, idemq)
                     while not self._stopped.is_set():
                         self._heard = False
-                        full: Full = {}
-                        moved = move(app, idemq, size, full)
-                        self._say(full)
+                        moved = move(app, idemq, size, self._full)
+                        self._say()
                         size = min(2 * size, self._batch)
                         if self._lost:
                             log.warning("goes on")
@@ -288,10 +301,10 @@ class Relay:
     def _notified(self, _: psycopg.Notify) -> None:
         self._heard = True
 
-    def _say(self, full: Full) -> None:
+    def _say(self) -> None:
         """Warns of full queues and groups, once a minute."""
         now = time.monotonic()
-        for which, error in full.items():
+        for which, error in self._full.items():
             if now > self._said.get(which, -_SAID_EVERY) + _SAID_EVERY:
                 self._said[which] = now
                 log.warning("rows wait: %s", error)
