@@ -46,7 +46,8 @@ COMMENT ON COLUMN idemq_internal.topic_binding_entries.when_full IS 'whether a f
 COMMENT ON COLUMN idemq_internal.topic_binding_entries.over_limit IS 'number of jobs that this binding has added to its queue while it was full, without those in topic_over_limit';
 
 -- A publisher that finds the binding's row locked by another one does not wait for it, but leaves a
--- row here; the next publisher that gets the lock adds these rows to the binding (src/api/publish.c).
+-- row here; the next publisher that gets the lock adds these rows to the binding (src/api/publish.c),
+-- or retention does (idemq_internal.delete_by_time).
 CREATE TABLE idemq_internal.topic_over_limit (
 	topic     text COLLATE "C" NOT NULL,
 	pattern   text COLLATE "C" NOT NULL,

@@ -22,7 +22,7 @@
  * A queue that is full (max_unfinished) never fails the publisher: it gets the job, or none if the
  * binding says so.  Jobs over the limit are counted in the binding's row, and exactly, though no
  * publisher waits for another: one that cannot lock the row at once, or is above READ COMMITTED,
- * leaves a row of its own for the job, which the next one that gets the lock adds.
+ * leaves a row of its own for the job, which the next one that gets the lock adds, or retention.
  */
 #include "postgres.h"
 

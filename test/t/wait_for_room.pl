@@ -1,7 +1,7 @@
 # CALL idemq.wait_for_room: whatever makes room wakes a waiter, only as many waiters wake as there is room for, and room that
 # a waiter does not use is offered to the next one.
 # stops: wait_woken room_count
-# at least 47 assertions
+# at least 48 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -82,6 +82,10 @@ sql($node, "SELECT idemq.recount()");
 is(asleep_count(), '1', 'a count that became unknown does not end the call');
 sql($node, "SELECT idemq.drop_queue('q', force => true)");
 like(answer($waiter), qr/^(?:t|IQ005)$/, 'the end of the queue ends the call');
+full(2);
+$waiter = waiter($node, "CALL idemq.wait_for_room('q', 2, '10 h')", $sleeping);
+sql($node, "SELECT idemq.alter_queue('q', max_unfinished => 1)");
+is(answer($waiter), 'IQ007', 'a limit below the room that a session waits for ends its call');
 full(2);
 # meant to expire
 is_sql($node, "CALL idemq.wait_for_room('q', 1, '50 ms')", 'f', 'the timeout passes');
