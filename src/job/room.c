@@ -178,17 +178,22 @@ idemq_room_for(const QueueInfo *queue, int64 jobs)
 bool
 idemq_room_is_there(const QueueInfo *queue, int64 jobs)
 {
-	RoomAnswer answer;
-
 	if (queue->max_unfinished == 0)
 		return true;
 	if (jobs > queue->max_unfinished)
 		idemq_room_refuse(queue, jobs);
-	answer = idemq_room_peek(queue->qstate, queue->id, jobs, queue->max_unfinished);
-	if (answer == ROOM_UNKNOWN)
+	for (;;)
 	{
-		room_count(queue);
+		RoomAnswer answer;
+
+		CHECK_FOR_INTERRUPTS();
 		answer = idemq_room_peek(queue->qstate, queue->id, jobs, queue->max_unfinished);
+		if (answer != ROOM_UNKNOWN)
+			return answer == ROOM_TAKEN;
+		/* The queue state is gone, which has woken this session. */
+		if (!idemq_qstate_is_of(queue->qstate, queue->id))
+			return false;
+		/* At once, as in take_room. */
+		room_count(queue);
 	}
-	return answer == ROOM_TAKEN;
 }

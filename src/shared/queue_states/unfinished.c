@@ -99,8 +99,8 @@ typedef struct Unfinished
 	int64 bound;   /* entries that the last count has read at most; 0: it was exact */
 	int64 jobs;
 	int64 taken;
-	int64 promised; /* room that waiters were woken for, and that is not taken yet */
-	int64 limit;	/* as the last waiter has read it */
+	int64 promised;	 /* room that waiters were woken for, and that is not taken yet */
+	int64 limit;	 /* as the last waiter has read it */
 	int next_waiter; /* the session whose turn it is to be woken, or the next one that waits */
 	/* S: full transaction ids, and the transactions that were open, in open_xids */
 	uint64 xmin;
