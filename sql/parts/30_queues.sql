@@ -385,6 +385,19 @@ CREATE FUNCTION idemq_internal.delete_by_time(
 				SELECT FROM idemq_internal.hold_entries l WHERE l.queue_id = o.queue_id
 				AND coalesce(l.group_key, '') = '' AND l.until > o.until)
 			LIMIT most FOR UPDATE SKIP LOCKED))
+	), gone_over_limit AS (
+		-- What publishers above READ COMMITTED have left goes into the bindings (src/api/publish.c).
+		DELETE FROM idemq_internal.topic_over_limit o WHERE o.ctid = ANY (ARRAY(
+			SELECT l.ctid FROM idemq_internal.topic_over_limit l
+			JOIN idemq_internal.topic_binding_entries b USING (topic, pattern, queue_id, role_name)
+			LIMIT most FOR NO KEY UPDATE SKIP LOCKED))
+		RETURNING o.topic, o.pattern, o.queue_id, o.role_name
+	), over_limit AS (
+		UPDATE idemq_internal.topic_binding_entries b SET over_limit = b.over_limit + n.jobs
+		FROM (SELECT g.topic, g.pattern, g.queue_id, g.role_name, count(*) AS jobs
+			FROM gone_over_limit g GROUP BY 1, 2, 3, 4) n
+		WHERE b.topic = n.topic AND b.pattern = n.pattern AND b.queue_id = n.queue_id
+			AND b.role_name = n.role_name
 	), gone_workers AS (
 		-- They are few, and not counted.
 		DELETE FROM idemq_internal.worker_entries w WHERE w.ctid = ANY (ARRAY(

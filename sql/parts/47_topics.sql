@@ -46,7 +46,8 @@ COMMENT ON COLUMN idemq_internal.topic_binding_entries.when_full IS 'whether the
 COMMENT ON COLUMN idemq_internal.topic_binding_entries.over_limit IS 'number of jobs that this binding has added while the queue or the group was full, except those in topic_over_limit';
 
 -- A publisher does not wait if another publisher has locked the binding's row.  Instead, it inserts a
--- row here.  The next publisher that gets the lock adds these rows to the count in the binding's row
+-- row here.  The next publisher that gets the lock, or the next pass of retention
+-- (idemq_internal.delete_by_time), adds these rows to the count in the binding's row
 -- (src/api/publish.c).
 CREATE TABLE idemq_internal.topic_over_limit (
 	topic     text COLLATE "C" NOT NULL,

@@ -49,7 +49,7 @@ COMMENT ON FUNCTION idemq.report_worker(uuid, text, text[], text, text, text, in
 - running: ids of the jobs that the worker is running. All are counted, but only 100 ids are stored.
 - done: number of jobs that the worker has finished since it started
 - stopping: whether the worker is stopping now
-- end_waits: process ids of sessions with the same login role. If such a session is sleeping in wait, wait_any, wait_result or wait_results, the call returns immediately, as if its timeout had passed. Otherwise, the session''s next such call returns immediately. Use this argument when a worker stops, instead of a cancel request, which the server logs as an ERROR.';
+- end_waits: process ids of sessions with the same login role. If such a session is sleeping in wait, wait_any, wait_for_room, wait_result or wait_results, the call returns immediately, as if its timeout had passed. Otherwise, the session''s next such call returns immediately. Use this argument when a worker stops, instead of a cancel request, which the server logs as an ERROR.';
 
 -- The time of the report before the last is kept for the rate; a report that follows at once does
 -- not count for it.  Clients call this on the connection of their heartbeats, so it waits for no

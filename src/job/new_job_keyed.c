@@ -165,6 +165,7 @@ typedef struct KeyedRoom
 {
 	int64 in_queue; /* taken for the job */
 	int64 in_group;
+	bool has_room;		/* the queue has room for the job, which may not have had to take any */
 	bool is_full;		/* the queue or the group is full, but the job is added nevertheless */
 	bool is_group_full; /* the queue had room, but the group did not */
 	bool looked_again;	/* for a duplicate, after the queue or the group was found to be full */
@@ -174,11 +175,12 @@ typedef struct KeyedRoom
 static void
 give_room_back(const QueueInfo *queue, const JobChange *columns, KeyedRoom *room)
 {
-	if (unlikely(room->in_queue > 0))
+	if (unlikely(room->has_room && queue->max_unfinished > 0))
 		idemq_pending_room_give_back(queue, room->in_queue);
 	if (unlikely(room->in_group > 0))
 		idemq_group_room_return(queue, columns, room->in_group);
 	room->in_queue = room->in_group = 0;
+	room->has_room = false;
 }
 
 typedef enum KeyedStep
@@ -196,10 +198,14 @@ static KeyedStep
 take_keyed_room(JobsTable *table, const QueueInfo *queue, const JobChange *columns,
 				const DuplicateRule *rule, JobWait wait, KeyedRoom *room)
 {
-	if (rule->when_full == FULL_UNASKED || room->is_full)
+	if (rule->when_full == FULL_UNASKED || room->is_full || room->has_room)
 		return KEYED_ADD;
-	room->is_group_full = idemq_room_try(queue, 1, &room->in_queue);
-	if (room->is_group_full &&
+	/* A duplicate needs no room, not even while it waits for the transaction that has its key. */
+	if (wait == JOB_WAITS && (queue->max_unfinished > 0 || queue->group_max_unfinished > 0) &&
+		idemq_jobs_await_key(table, queue->id, columns->values[COL_KEY]))
+		return KEYED_LOOK;
+	room->has_room = room->is_group_full = idemq_room_try(queue, 1, &room->in_queue);
+	if (room->has_room &&
 		idemq_group_room_try(table, queue, columns, rule->when_full, &room->in_group))
 		return KEYED_ADD;
 	if (rule->when_full == FULL_ADDS)

@@ -102,6 +102,36 @@ refuse_counting(const QueueInfo *queue)
 }
 
 /*
+ * Takes that much room in a queue; returns false if the queue is full.  If the number of its jobs is
+ * unknown, counts them, or waits while another session does.  Raises 55P03 if that takes too long.
+ */
+static bool
+take_room(const QueueInfo *queue, int64 room)
+{
+	int64 until = 0;
+
+	for (;;)
+	{
+		RoomAnswer answer;
+
+		CHECK_FOR_INTERRUPTS();
+		answer = idemq_pending_room_take(queue, room);
+		if (answer == ROOM_TAKEN || answer == ROOM_FULL)
+			return answer == ROOM_TAKEN;
+		/* Count before an error can occur, because waiters sleep until a session has counted. */
+		if (answer == ROOM_UNKNOWN)
+			room_count(queue);
+		if (until == 0)
+			until = idemq_stopwatch() + COUNT_PATIENCE;
+		else if (idemq_stopwatch() > until)
+			refuse_counting(queue);
+		if (answer == ROOM_COUNTING &&
+			!idemq_unfinished_await_count(queue->qstate, queue->id, until))
+			refuse_counting(queue);
+	}
+}
+
+/*
  * Takes room for new jobs of a queue, before their rows are written; takes none if the queue has no
  * max_unfinished.  Adds the room to *taken, for idemq_pending_room_give_back.  This is less than jobs
  * if the transaction still has unused room, or can use that of jobs that it has ended.  Returns false
@@ -110,31 +140,23 @@ refuse_counting(const QueueInfo *queue)
 bool
 idemq_room_try(const QueueInfo *queue, int64 jobs, int64 *taken)
 {
-	int64 until = 0;
+	QueueInfo again;
 	int64 lacks;
 
 	if (likely(queue->max_unfinished == 0) || jobs == 0)
 		return true;
+	/* The queue was looked up before idemq.jobs was locked; there may have been a TRUNCATE since. */
+	if (unlikely(!idemq_qstate_is_of(queue->qstate, queue->id)))
+	{
+		if (!idemq_queue_by_id(queue->id, &again) || again.max_unfinished == 0)
+			return true;
+		queue = &again;
+	}
 	idemq_queue_need_qstate(queue);
 	lacks = idemq_pending_room_lacks(queue, jobs);
-	while (lacks > 0)
-	{
-		RoomAnswer answer = idemq_pending_room_take(queue, lacks);
-
-		if (answer == ROOM_TAKEN)
-			break;
-		if (answer == ROOM_FULL)
-			return false;
-		CHECK_FOR_INTERRUPTS();
-		if (until == 0)
-			until = idemq_stopwatch() + COUNT_PATIENCE;
-		else if (idemq_stopwatch() > until)
-			refuse_counting(queue);
-		if (answer == ROOM_UNKNOWN)
-			room_count(queue);
-		else if (!idemq_unfinished_await_count(queue->qstate, queue->id, until))
-			refuse_counting(queue);
-	}
+	if (lacks > 0 && !take_room(queue, lacks))
+		return false;
+	idemq_pending_room_expect(queue, jobs);
 	*taken += lacks;
 	return true;
 }
@@ -157,17 +179,22 @@ idemq_room_for(const QueueInfo *queue, int64 jobs)
 bool
 idemq_room_is_there(const QueueInfo *queue, int64 jobs)
 {
-	RoomAnswer answer;
-
 	if (queue->max_unfinished == 0)
 		return true;
 	if (jobs > queue->max_unfinished)
 		idemq_room_refuse(queue, jobs);
-	answer = idemq_room_peek(queue->qstate, queue->id, jobs, queue->max_unfinished);
-	if (answer == ROOM_UNKNOWN)
+	for (;;)
 	{
-		room_count(queue);
+		RoomAnswer answer;
+
+		CHECK_FOR_INTERRUPTS();
 		answer = idemq_room_peek(queue->qstate, queue->id, jobs, queue->max_unfinished);
+		if (answer != ROOM_UNKNOWN)
+			return answer == ROOM_TAKEN;
+		/* The queue state is gone, which has woken this session. */
+		if (!idemq_qstate_is_of(queue->qstate, queue->id))
+			return false;
+		/* At once, as in take_room. */
+		room_count(queue);
 	}
-	return answer == ROOM_TAKEN;
 }

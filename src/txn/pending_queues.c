@@ -69,6 +69,7 @@ typedef struct Owed
 	int uncounted;	/* ended attempts that were not counted */
 	bool asks;		/* has enqueued into this queue, which has max_unfinished */
 	RoomTaken room; /* room taken in this queue */
+	int64 coming;	/* jobs that have got room, and whose rows have not been written yet */
 	ReadyKey least[IDEMQ_PRIORITIES];
 	CounterDelta delta;
 } Owed;
@@ -85,7 +86,7 @@ pending_queues_reset_note(Owed *note)
 	note->ready = note->free = note->uncounted = 0;
 	note->later = note->expires_at = DT_NOEND;
 	note->asks = false;
-	note->room.jobs = 0;
+	note->room.jobs = note->coming = 0;
 	memset(note->delta.gauges, 0, sizeof(note->delta.gauges));
 	memset(note->delta.counters, 0, sizeof(note->delta.counters));
 	for (int t = 0; t < TIMING_COUNT; t++)
@@ -225,15 +226,17 @@ idemq_pending_ready_view(int32 queue_id, ScanStart *view)
 void
 idemq_pending_counts_row(int32 queue_id, int from, int to)
 {
-	CounterDelta *delta;
+	Owed *note;
 
 	if (from == to)
 		return;
-	delta = &owed_to(queue_id)->delta;
+	note = owed_to(queue_id);
 	if (from != NO_ROW)
-		delta->gauges[from]--;
+		note->delta.gauges[from]--;
+	else if (unlikely(note->coming > 0))
+		note->coming--;
 	if (to != NO_ROW)
-		delta->gauges[to]++;
+		note->delta.gauges[to]++;
 }
 
 /* Notes an event for each of those counters, as COUNTER_BITs. */
@@ -326,7 +329,8 @@ unfinished_added(const Owed *note)
 /*
  * Returns how much room this transaction lacks to add jobs to a queue with max_unfinished, and notes
  * that it has asked.  The transaction may use room that it has already taken, and that of jobs that it
- * has ended itself.
+ * has ended itself, but not the room of jobs whose rows have not been written yet: a trigger on
+ * idemq.jobs may enqueue before they are.
  */
 int64
 idemq_pending_room_lacks(const QueueInfo *queue, int64 jobs)
@@ -337,7 +341,7 @@ idemq_pending_room_lacks(const QueueInfo *queue, int64 jobs)
 	for (int i = 0; i < nowed; i++)
 	{
 		if (owed[i]->queue_id == queue->id)
-			lacks += unfinished_added(owed[i]) - owed[i]->room.jobs;
+			lacks += unfinished_added(owed[i]) + owed[i]->coming - owed[i]->room.jobs;
 	}
 	return Max(lacks, 0);
 }
@@ -352,11 +356,24 @@ idemq_pending_room_take(const QueueInfo *queue, int64 jobs)
 	return idemq_room_take(queue->qstate, queue->id, jobs, queue->max_unfinished, &note->room);
 }
 
-/* Gives back room that this subtransaction has just taken and does not need. */
+/* Notes that this subtransaction will write the rows of jobs that have got room. */
 void
-idemq_pending_room_give_back(const QueueInfo *queue, int64 jobs)
+idemq_pending_room_expect(const QueueInfo *queue, int64 jobs)
 {
-	idemq_room_give_back(&owed_to(queue->id)->room, jobs);
+	owed_to(queue->id)->coming += jobs;
+}
+
+/*
+ * Notes that a job which has room will not be written, and gives back the room that this
+ * subtransaction has just taken for it.
+ */
+void
+idemq_pending_room_give_back(const QueueInfo *queue, int64 taken)
+{
+	Owed *note = owed_to(queue->id);
+
+	note->coming -= Min(note->coming, 1);
+	idemq_room_give_back(&note->room, taken);
 }
 
 /*
@@ -420,6 +437,7 @@ merge(Owed *to, const Owed *from)
 	to->free += from->free;
 	to->uncounted += from->uncounted;
 	to->asks |= from->asks;
+	to->coming += from->coming;
 	if (to->room.jobs == 0 || (from->room.jobs != 0 && from->room.life != to->room.life))
 		to->room = from->room;
 	else

@@ -88,6 +88,12 @@ UPDATE idemq.jobs SET status = 'cancelled', finished_at = now(), ready_at = NULL
 SELECT unfinished(), add();
 SELECT unfinished();
 SELECT * FROM idemq.check();
+-- A lost lease changes nothing.
+CALL fresh(1, 1);
+SELECT count(*) FROM idemq.claim('q', lease => '1 ms'); -- meant to expire
+SELECT pg_sleep(0.01);
+SELECT idemq.reap('q');
+SELECT status, unfinished(), state_of('SELECT add()') FROM idemq.jobs ORDER BY id DESC LIMIT 1;
 
 -- A call adds all of its jobs or none.
 CALL fresh(4, 1);
@@ -199,6 +205,44 @@ BEGIN
 END $$;
 SELECT unfinished();
 SELECT * FROM idemq.check();
+-- A trigger on idemq.jobs that enqueues, before or after the row is counted that fires it: both need room.
+CREATE FUNCTION follow_up() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	IF NEW.payload = '"first"' THEN
+		PERFORM idemq.enqueue('q', '"second"');
+	END IF;
+	RETURN NEW;
+END $$;
+CREATE TABLE results (call text, room int, state text, unfinished text);
+CREATE PROCEDURE fire() LANGUAGE plpgsql AS $$
+DECLARE
+	call text;
+BEGIN
+	TRUNCATE results;
+	FOREACH call IN ARRAY ARRAY[$s$enqueue('q', '"first"')$s$, $s$enqueue('q', '"first"', 'k' || clock_timestamp())$s$,
+		$s$enqueue_sequenced('q', 'p', nextval('numbers'), '"first"')$s$, $s$enqueue_many('q', '{1,"\"first\""}')$s$] LOOP
+		FOR room IN 1 .. 3 LOOP
+			CALL fresh(5, 5 - room);
+			COMMIT;
+			INSERT INTO results VALUES (call, room, state_of('SELECT idemq.' || call));
+			COMMIT;
+			UPDATE results r SET unfinished = unfinished() WHERE r.unfinished IS NULL;
+		END LOOP;
+	END LOOP;
+END $$;
+CREATE SEQUENCE numbers;
+CREATE TRIGGER follow_up BEFORE INSERT ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION follow_up();
+CALL fire();
+SELECT call, string_agg(format('%s, %s', state, unfinished), '; ' ORDER BY room) FROM results GROUP BY 1 ORDER BY 1;
+DROP TRIGGER follow_up ON idemq.jobs;
+CREATE TRIGGER follow_up AFTER INSERT ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION follow_up();
+CALL fire();
+SELECT call, string_agg(format('%s, %s', state, unfinished), '; ' ORDER BY room) FROM results GROUP BY 1 ORDER BY 1;
+ALTER TRIGGER follow_up ON idemq.jobs RENAME TO z;
+CALL fire();
+SELECT call, string_agg(format('%s, %s', state, unfinished), '; ' ORDER BY room) FROM results GROUP BY 1 ORDER BY 1;
+DROP TRIGGER z ON idemq.jobs;
+SELECT * FROM idemq.check();
 
 -- Some jobs are never refused.  They take the count above the limit, and enqueues are refused until it is below.
 CALL fresh(2, 2);
@@ -211,7 +255,12 @@ SELECT unfinished(), state_of('SELECT add()');
 INSERT INTO idemq.jobs (queue_id, priority, enqueued_at, max_attempts, status, ready_at, payload)
 	SELECT queue_id, 4, now(), 20, 'pending', now(), '1' FROM idemq.queues WHERE name = 'q';
 SELECT unfinished();
-SELECT claim_commit() FROM generate_series(1, 3);
+DO $$ BEGIN
+	EXECUTE (SELECT format('COPY idemq.jobs (queue_id, priority, enqueued_at, max_attempts, status, ready_at, payload) FROM PROGRAM %L (FORMAT csv)',
+		format('echo %s,4,2026-01-01,20,pending,2026-01-01,1', queue_id)) FROM idemq.queues WHERE name = 'q');
+END $$;
+SELECT unfinished();
+SELECT claim_commit() FROM generate_series(1, 4);
 SELECT unfinished(), state_of('SELECT add()');
 SELECT claim_commit();
 SELECT unfinished(), add();
@@ -267,6 +316,13 @@ BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT queue, outcome FROM idemq.publish('news', '4');
 COMMIT;
 SELECT over_limit FROM bindings WHERE queue = 'dead';
+SELECT count(*) FROM idemq_internal.topic_over_limit;
+SELECT idemq.apply_retention();
+SELECT over_limit FROM bindings WHERE queue = 'dead';
+SELECT count(*) FROM idemq_internal.topic_over_limit;
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT queue, outcome FROM idemq.publish('news', '4');
+COMMIT;
 SELECT count(*) FROM idemq_internal.topic_over_limit;
 SELECT queue, outcome FROM idemq.publish('news', '5');
 SELECT over_limit FROM bindings WHERE queue = 'dead';

@@ -1,7 +1,7 @@
 # max_unfinished with several sessions: the limit is exact under load, after a restart, a crash and a promotion, with prepared
 # transactions, and while the jobs are being counted.
-# stops: room_count idemq_counters_add
-# at least 54 assertions
+# stops: room_count idemq_counters_add idemq_tick_key_check
+# at least 67 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -104,7 +104,11 @@ sql($node, "SELECT idemq.enqueue('q', '2', depends_on => ARRAY[(idemq.enqueue('q
 	SELECT idemq.enqueue('q', '5')");
 foreach my $how ('restart', 'crash')
 {
+	# What an open transaction has done is gone with it.
+	my $open = session($node);
+	$open->query_safe("BEGIN; SELECT idemq.cancel(max(id)) FROM idemq.jobs WHERE status = 'pending'; $add");
 	$how eq 'crash' ? crash($node) : $node->restart;
+	$open->{run}->kill_kill;
 	is_sql($node, $numbers, '|5', "$how: no session has counted");
 	is_state($node, $add, 'IQ007', 'the first enqueue counts, and is refused');
 	is_sql($node, $numbers, '5|5', 'all are counted');
@@ -113,6 +117,39 @@ foreach my $how ('restart', 'crash')
 	is_state($node, $add, 'IQ007', 'and not for another');
 }
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'idemq.check()');
+
+# ---- The count reads one entry more than the limit
+
+sql($node, "SELECT idemq.alter_queue('q', max_unfinished => 0); SELECT count(idemq.enqueue('q', to_jsonb(n))) FROM generate_series(1, 30) n;
+	SELECT idemq.alter_queue('q', max_unfinished => 5)");
+sql($node, 'SELECT idemq.recount()');
+{
+	my $read = "SELECT (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE schemaname = 'idemq' AND relname = 'jobs'),
+		(SELECT seq_tup_read FROM pg_stat_user_tables WHERE schemaname = 'idemq' AND relname = 'jobs')";
+	my ($entries, $rows) = split /\|/, sql_counted($node, $read);
+
+	is(sql_counted($node, qq{SELECT full_queue FROM (SELECT try_add()::text AS full_queue) t}), 'false', 'the queue is full');
+	my ($entries_after, $rows_after) = split /\|/, sql($node, $read);
+	# There may be entries of rows that are gone.
+	cmp_ok($entries_after - $entries, '<', 15, 'of 35 entries, six are counted');
+	is($rows_after - $rows, 0, 'and no row without an index');
+}
+
+# ---- An enqueue that waits for a TRUNCATE: the queue has another state afterwards
+
+fresh(2, 2);
+{
+	my $truncating = session($node);
+	my $waiting = session($node);
+
+	$truncating->query_safe('BEGIN; TRUNCATE idemq.jobs, idemq.dependencies, idemq.children');
+	$waiting->query_until(qr/sent/, "\\echo sent\n$add;\n");
+	wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE pid = $waiting->{backend} AND wait_event_type = 'Lock'");
+	$truncating->query_safe('COMMIT');
+	is($waiting->query('SELECT 1') =~ s/\s+/ /gr, 'accepted 1', 'an enqueue after a TRUNCATE for which it has waited');
+	is_sql($node, $numbers, '1|1', 'counts');
+	leave($truncating, $waiting);
+}
 
 # ---- PREPARE TRANSACTION
 
@@ -176,15 +213,41 @@ is_sql($node, $numbers, '5|5', 'and takes the count above the limit');
 
 SKIP:
 {
-	skip 'no stop points in the library', 10 unless has_stops();
+	skip 'no stop points in the library', 17 unless has_stops();
+
+	# A queue without the limit is not counted.
+	fresh(3, 1);
+	sql($node, "SELECT idemq.alter_queue('q', max_unfinished => 0)");
+	$node->restart;
+	my $first = session($node);
+	my $counts = count_at($first->{backend}, 'room_count');
+	is($first->query_safe($add), 'accepted', 'no limit');
+	is(($counts->())[0], 0, 'nobody counts');
+	sql($node, "SELECT idemq.alter_queue('q', max_unfinished => 3)");
+	is($first->query_safe($add), 'accepted', 'a limit');
+	is(($counts->())[0], 1, 'the first enqueue counts');
+
+	# Another session enqueues the key between the look for a duplicate and the insert.
+	my $stop = stop_at($first->{backend}, 'idemq_tick_key_check');
+	my $key = "SELECT outcome FROM idemq.enqueue('q', '1', 'k')";
+	sql($node, "SELECT count(idemq.cancel(id)) FROM idemq.jobs");
+	$first->query_until(qr/sent/, "\\echo sent\nBEGIN;\n$key;\n");
+	$stop->();
+	is_sql($node, $key, 'accepted', 'another session has the key');
+	$stop->();
+	is($first->query_safe($add) =~ s/\s+/ /gr, 'duplicate accepted', 'a duplicate has given its room back');
+	is($first->query_safe($add), 'accepted', 'all of it');
+	is_sql($node, $numbers, '3|1', 'and what was added has room');
+	$first->query_safe('COMMIT');
+	leave($first);
 
 	# While one session counts, another commits, and a third waits.
 	fresh(3, 2);
 	sql($node, 'SELECT idemq.recount()');
 	my $one = session($node);
 	my $two = session($node);
-	my $stop = stop_at($one->{backend}, 'room_count');
 
+	$stop = stop_at($one->{backend}, 'room_count');
 	$one->query_until(qr/sent/, "\\echo sent\n$add;\n");
 	$stop->();
 	sql($node, $finish);

@@ -1,6 +1,6 @@
 # More queues than idemq.max_queues: create_queue raises 53400, and so does the first use of a queue
 # that was restored, whose jobs stay as they are and go on when there are more queue states.
-# at least 78 assertions
+# at least 79 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -64,7 +64,7 @@ is_sql($queue_states, 'SELECT * FROM idemq.check()', '', 'check()');
 # Work of all kinds, in queues that have their states.
 $queue_states->append_conf('postgresql.conf', 'idemq.max_queues = 6');
 $queue_states->restart;
-sql($queue_states, "SELECT idemq.create_queue('b', lease => '1 h', max_running => 2), idemq.create_queue('c', lease => '1 h'), idemq.create_queue('d', lease => '1 h'), idemq.create_queue('e');
+sql($queue_states, "SELECT idemq.create_queue('b', lease => '1 h', max_running => 2), idemq.create_queue('c', lease => '1 h', max_unfinished => 1000), idemq.create_queue('d', lease => '1 h'), idemq.create_queue('e');
 	SELECT idemq.alter_queue('a', dead_letter_queue => 'c', max_attempts => 1);
 	CREATE TABLE held (id bigint, token bigint); CREATE TABLE made (id bigint, what text); CREATE TABLE done (id bigint);
 	CREATE FUNCTION handle(jsonb) RETURNS void LANGUAGE sql AS ''");
@@ -94,6 +94,7 @@ my %uses = (
 	claim_any => "SELECT idemq.claim_any('{q,c}')",
 	wait => "CALL idemq.wait('c', '10 min')",
 	wait_any => "CALL idemq.wait_any('{q,c}', '10 min')",
+	wait_for_room => "CALL idemq.wait_for_room('c', 1, '10 min')",
 	reap => "SELECT idemq.reap('c')",
 	acquire => "SELECT idemq.acquire('c', 'new', '1')",
 	claim_job => "SELECT idemq.claim_job($job)",

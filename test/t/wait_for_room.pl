@@ -1,7 +1,7 @@
 # CALL idemq.wait_for_room: every way to free room wakes a waiter, only as many waiters wake as there is room for, and room
 # that a waiter does not use is offered to the next one.
 # stops: wait_woken room_count
-# at least 43 assertions
+# at least 48 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -83,6 +83,10 @@ is(asleep_count(), '1', 'a count that became unknown does not end the call');
 sql($node, "SELECT idemq.drop_queue('q', force => true)");
 like(answer($waiter), qr/^(?:t|IQ005)$/, 'the end of the queue ends the call');
 full(2);
+$waiter = waiter($node, "CALL idemq.wait_for_room('q', 2, '10 h')", $sleeping);
+sql($node, "SELECT idemq.alter_queue('q', max_unfinished => 1)");
+is(answer($waiter), 'IQ007', 'a limit below the room that a session waits for ends its call');
+full(2);
 # meant to expire
 is_sql($node, "CALL idemq.wait_for_room('q', 1, '50 ms')", 'f', 'the timeout passes');
 # meant to expire
@@ -100,7 +104,7 @@ leave(map { $_->{session} } @waiters);
 
 SKIP:
 {
-	skip 'no stop points in the library', 14 unless has_stops();
+	skip 'no stop points in the library', 18 unless has_stops();
 
 	full(4);
 	@waiters = map { waiter($node, $call) } 1 .. 3;
@@ -155,6 +159,40 @@ SKIP:
 	is(answer($waiters[0]), 't', 'room for three wakes it');
 	kill 'CONT', $worker;
 	leave(map { $_->{session} } @waiters);
+
+	# Waiters take turns, even if one of them always waits again first.
+	full(2);
+	$worker = stop_worker($node);
+	@waiters = map { waiter($node, $call) } 1 .. 2;
+	@stops = map { stop_at($_->{pid}, 'wait_woken') } @waiters;
+	my @turns;
+	foreach my $turn (1 .. 2)
+	{
+		sql($node, $finish);
+		until_true('a waiter is woken', sub { my @at = at_stop(map { $_->{pid} } @waiters); @at > 0 });
+		($turns[$turn]) = grep { my @at = at_stop($waiters[$_]{pid}); @at > 0 } 0, 1;
+		$stops[ $turns[$turn] ]->() foreach 1 .. 2;
+		is(answer($waiters[ $turns[$turn] ]), 't', "turn $turn");
+		next if $turn == 2;
+		sql($node, "SELECT outcome FROM idemq.enqueue('q', '1')");
+		$waiters[ $turns[1] ] = waiter($node, $call, $waiters[ $turns[1] ]{session});
+		$stops[ $turns[1] ] = stop_at($waiters[ $turns[1] ]{pid}, 'wait_woken');
+	}
+	is($turns[2], 1 - $turns[1], 'the other one is woken');
+
+	# A session that ends while it has a signal passes it on.
+	sql($node, "SELECT outcome FROM idemq.enqueue('q', '1')");
+	$waiters[ $turns[2] ] = waiter($node, $call, $waiters[ $turns[2] ]{session});
+	$stops[ $turns[2] ] = stop_at($waiters[ $turns[2] ]{pid}, 'wait_woken');
+	sql($node, $finish);
+	$stops[ $turns[1] ]->();
+	sql($node, "SELECT pg_terminate_backend($waiters[ $turns[1] ]{pid})");
+	$stops[ $turns[1] ]->();
+	$stops[ $turns[2] ]->() foreach 1 .. 2;
+	is(answer($waiters[ $turns[2] ]), 't', 'the end of a woken session wakes the next one');
+	kill 'CONT', $worker;
+	$waiters[ $turns[1] ]{session}{run}->kill_kill;
+	leave($waiters[ $turns[2] ]{session});
 
 	# While another session counts, a waiter sleeps; the end of the count wakes it.
 	full(2);

@@ -199,6 +199,11 @@ ok(/Job \d+ was enqueued\./.test(byHand) && byHand.includes('by: "hand"') && byH
 await page.goto(`${base}/queue/desk/enqueue`);
 await enter({ payload: '{"by": "hand"}', key: 'by hand', kind: 'note' });
 ok((await said(page)).includes('Nothing was enqueued, because this job already has the key (duplicate).'), 'a key that is taken leads to its job', await said(page));
+await value("SELECT idemq.alter_queue('desk', max_unfinished => 1)");
+await page.goto(`${base}/queue/desk/enqueue`);
+await enter({ payload: '{"by": "hand"}', kind: 'note' });
+ok((await said(page)).includes('queue "desk" is full (IQ007)') && await page.locator('[name="kind"]').inputValue() === 'note', 'a full queue is said, and what was written stays', await said(page));
+await value("SELECT idemq.alter_queue('desk', max_unfinished => 0)");
 
 // A job: its actions, with their questions.
 const alone = await jobOf('desk', 'by hand');

@@ -53,7 +53,7 @@ _TAKE = """WITH mine AS MATERIALIZED (SELECT pg_catalog.pg_try_advisory_xact_loc
     first AS MATERIALIZED (SELECT id, pg_catalog.pg_column_size(payload) AS size FROM idemq_outbox.jobs WHERE sent_at IS NULL
         ORDER BY sent_at NULLS FIRST, id LIMIT %s),
     sized AS MATERIALIZED (SELECT id, pg_catalog.sum(size) OVER (ORDER BY id) AS sum, pg_catalog.row_number() OVER (ORDER BY id) AS n FROM first)
-    SELECT j.id, j.row FROM sized CROSS JOIN LATERAL (SELECT j.id, pg_catalog.jsonb_build_object('id', j.id, 'queue', j.queue,
+    SELECT j.id, j.row, j.queue, j.group_key FROM sized CROSS JOIN LATERAL (SELECT j.id, j.queue, j.group_key, pg_catalog.jsonb_build_object('id', j.id, 'queue', j.queue,
             'payload', j.payload, 'key', j.key, 'kind', j.kind, 'priority', j.priority, 'run_at', j.run_at, 'expires_at', j.expires_at,
             'group_key', j.group_key, 'max_attempts', j.max_attempts, 'headers', j.headers, 'key_ttl', j.key_ttl,
             'on_duplicate', j.on_duplicate, 'reply', j.reply)::text AS row
@@ -102,6 +102,13 @@ _LAST_BACKOFF = 10.0
 _TROUBLE = ("", "08", "25", "28", "3D", "3F", "40", "42", "53", "55", "57", "58", "F0", "XX")
 # For a statement that is not about a row: no outbox, no idemq, no queue, no privilege, or an invalid interval.  Waiting does not help.
 _FATAL = ("22", "3F", "42", "IQ")
+_FULL = "IQ007"
+_SAID_EVERY = 60.0
+
+Row = tuple[int, str, str, Optional[str]]
+"""The id of a row, all of it as JSON, its queue and its group."""
+Full = dict[tuple[str, Optional[str]], str]
+"""Queues (None) and groups that have no room, and what idemq says."""
 
 
 class Sent(NamedTuple):
@@ -145,19 +152,28 @@ def line(error: BaseException) -> str:
     return f"{sqlstate(error)}: {' '.join(said(error).split())}".lstrip(": ") or type(error).__name__
 
 
-def send(idemq: Connection[Any], rows: list[tuple[int, str]]) -> list[Sent]:
-    """Enqueues rows in order.  A refused row does not undo the others."""
+def send(idemq: Connection[Any], rows: list[Row], full: Full) -> list[Sent]:
+    """Enqueues rows in order.  A refused row does not undo the others.  A row for which its queue or group has no room is
+    left for later, and so are the rows behind it, which must not overtake it."""
+    rows = [row for row in rows if (row[2], None) not in full and (row[2], row[3]) not in full]
+    if not rows:
+        return []
     try:
         answers = idemq.execute(_SEND, [RESULTS, "[" + ",".join(row[1] for row in rows) + "]"]).fetchall()
         return [Sent(id, job) for id, job, _ in answers if job is not None]
     except psycopg.Error as error:
         if not is_of_a_row(error):
             raise
+        if len(rows) == 1 and sqlstate(error) == _FULL:
+            # Of a full group, the message says so: other groups of its queue may have room.
+            of_group = "a group of queue" in (error.diag.message_primary or "")
+            full[rows[0][2], rows[0][3] if of_group else None] = line(error)
+            return []
         if len(rows) == 1:
             log.error("row %s was refused: %s", rows[0][0], line(error))
             return [Sent(rows[0][0], None, line(error))]
     half = len(rows) // 2
-    return send(idemq, rows[:half]) + send(idemq, rows[half:])
+    return send(idemq, rows[:half], full) + send(idemq, rows[half:], full)
 
 
 def unreadable(app: Connection[Any]) -> list[Sent]:
@@ -175,9 +191,22 @@ def unreadable(app: Connection[Any]) -> list[Sent]:
     return []
 
 
-def move(app: Connection[Any], idemq: Connection[Any], batch: int) -> int:
-    """Sends at most `batch` rows, and returns the number of rows that are settled.  If it raises, the caller must close
-    both connections."""
+def send_to_full(idemq: Connection[Any], rows: list[Row], full: Full) -> list[Sent]:
+    """As send, where `full` has what had no room last time: one row tells whether it has room now."""
+    sent = []
+    tried = set()
+    for queue, group in list(full):
+        del full[queue, group]
+        first = next((row for row in rows if row[2] == queue and group in (None, row[3])), None)
+        if first is not None and first[0] not in tried:
+            tried.add(first[0])
+            sent += send(idemq, [first], full)
+    return sent + send(idemq, [row for row in rows if row[0] not in tried], full)
+
+
+def move(app: Connection[Any], idemq: Connection[Any], batch: int, full: Full) -> int:
+    """Sends at most `batch` rows, and returns the number of rows that are settled.  `full`: what had no room last time, and
+    then, what has none.  If it raises, the caller must close both connections."""
     app.execute(_BEGIN)
     try:
         rows = app.execute(_TAKE, [batch]).fetchall()
@@ -187,7 +216,7 @@ def move(app: Connection[Any], idemq: Connection[Any], batch: int) -> int:
         app.execute("ROLLBACK")
         sent = unreadable(app)
     else:
-        sent = send(idemq, rows) if rows else []
+        sent = send_to_full(idemq, rows, full)
     if sent:
         app.execute(_MARK, [list(column) for column in zip(*sent)])
     refused = [each.id for each in sent if each.error is not None]
@@ -208,6 +237,8 @@ class Relay:
         self._heard = False
         self._lost = False
         self._purged = 0.0
+        self._full: Full = {}
+        self._said: dict[tuple[str, Optional[str]], float] = {}
         self._own = threading.local()
         self._failure: Optional[BaseException] = None
 
@@ -234,7 +265,8 @@ class Relay:
                     self._ready(app, idemq)
                     while not self._stopped.is_set():
                         self._heard = False
-                        moved = move(app, idemq, size)
+                        moved = move(app, idemq, size, self._full)
+                        self._say()
                         size = min(2 * size, self._batch)
                         if self._lost:
                             log.warning("goes on")
@@ -268,6 +300,15 @@ class Relay:
 
     def _notified(self, _: psycopg.Notify) -> None:
         self._heard = True
+
+    def _say(self) -> None:
+        """Warns of full queues and groups, once a minute."""
+        now = time.monotonic()
+        for which, error in self._full.items():
+            if now > self._said.get(which, -_SAID_EVERY) + _SAID_EVERY:
+                self._said[which] = now
+                log.warning("rows wait: %s", error)
+        self._said = {which: at for which, at in self._said.items() if now <= at + _SAID_EVERY}
 
     def _purge(self, app: Connection[Any]) -> bool:
         """Deletes rows that were sent long ago, once a minute.  Returns whether there are more."""

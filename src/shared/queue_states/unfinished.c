@@ -103,8 +103,9 @@ typedef struct Unfinished
 	int64 bound;   /* maximum number of entries that the last count read; 0: it was exact */
 	int64 jobs;
 	int64 taken;
-	int64 promised; /* room that waiters were woken for, and that has not been taken yet */
-	int64 limit;	/* as the last waiter has read it */
+	int64 promised;	 /* room that waiters were woken for, and that has not been taken yet */
+	int64 limit;	 /* as the last waiter has read it */
+	int next_waiter; /* session to wake next, or the next one after it that waits */
 	/* S: full transaction ids, and the transactions that were open, in open_xids */
 	uint64 xmin;
 	uint64 xmax;
@@ -194,7 +195,7 @@ signal_and_unlock(Unfinished *queue)
 	int64 promised = 0;
 
 	if (queue->state == COUNT_KNOWN && room > 0)
-		promised = idemq_waiters_wake_for_room(waiters_of(queue), room);
+		promised = idemq_waiters_wake_for_room(waiters_of(queue), room, &queue->next_waiter);
 	queue->promised += promised;
 	LWLockRelease(&queue->lock);
 	if (promised > 0)

@@ -32,7 +32,7 @@ extern bool idemq_waiters_join(Waiters *waiters);
 extern bool idemq_waiters_waits(Waiters *waiters);
 extern bool idemq_waiters_leave(Waiters *waiters);
 extern int idemq_waiters_wake(Waiters *waiters, int max);
-extern int64 idemq_waiters_wake_for_room(Waiters *waiters, int64 room);
+extern int64 idemq_waiters_wake_for_room(Waiters *waiters, int64 room, int *next);
 
 extern void idemq_wake_ready(QueueState *qstate, int32 queue_id, int count, TimestampTz later);
 extern void idemq_wake_if_ready(QueueState *qstate, int32 queue_id, int count);

@@ -290,26 +290,38 @@ idemq_waiters_wake(Waiters *waiters, int max)
 
 /*
  * Signals waiters that together need no more than that room, skipping each one that needs more than is
- * left.  Returns how much room the signalled waiters need.
+ * left.  Returns how much room the signalled waiters need.  Begins at session *next and goes around
+ * once, so that waiters take turns; otherwise one that soon returns would get all the room.
  */
 int64
-idemq_waiters_wake_for_room(Waiters *waiters, int64 room)
+idemq_waiters_wake_for_room(Waiters *waiters, int64 room, int *next)
 {
+	int words = word_count();
+	int first = *next;
 	int64 left = room;
 
 	if (!idemq_waiters_any(waiters))
 		return 0;
-	for (int word = 0; word < word_count() && left > 0; word++)
+	/* The first word comes twice: from session first on, and in the end up to it. */
+	for (int i = 0; i <= words && left > 0; i++)
 	{
+		int word = (first / BITS + i) % words;
+		uint64 from_first = ~UINT64CONST(0) << (first % BITS);
 		uint64 bits = pg_atomic_read_u64(&waiters->bits[word]);
 
+		if (i == 0)
+			bits &= from_first;
+		else if (i == words)
+			bits &= ~from_first;
 		for (; left > 0 && bits != 0; bits &= bits - 1)
 		{
 			int n = pg_rightmost_one_pos64(bits);
 			int64 wanted = pg_atomic_read_u32(&wanted_room[word * BITS + n]);
 
-			if (wanted <= left && signal_session(waiters, word, n))
-				left -= wanted;
+			if (wanted > left || !signal_session(waiters, word, n))
+				continue;
+			left -= wanted;
+			*next = (word * BITS + n + 1) % (words * BITS);
 		}
 	}
 	return room - left;
