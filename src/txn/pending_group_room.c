@@ -16,8 +16,10 @@
  * Each row that is written is noted once, where it is written: by table/jobs_write.c for direct
  * access, by the row trigger (hooks/row_triggers.c) for SQL.
  *
- * Queues without the limit note nothing.  A transaction that has written jobs before the limit was
- * set has not noted them; they count from its commit on.
+ * Queues without the limit note nothing.  A transaction that has written jobs before it knew of the
+ * limit has not noted them: they count for others from its commit on.  When it asks for room itself,
+ * what it has added is counted in the rows (job/group_room.c), and corrected here.  That is undone
+ * together with the rows, because they were written before.
  *
  * PREPARE TRANSACTION is refused after an enqueue into such a group, because no session would hold
  * its room.  Jobs that were added or ended in another way are counted in the rows.
@@ -111,6 +113,18 @@ idemq_pending_group_room_row(int32 queue_id, Datum name, int count)
 	change = change_of(&key);
 	change->added += count;
 	change->note->added += count;
+}
+
+/*
+ * Corrects how many unfinished jobs this transaction has added to a group: not all of them were noted.
+ */
+void
+idemq_pending_group_room_correct(const GroupRoomKey *key, int64 added)
+{
+	RoomChange *change = change_of(key);
+
+	change->added += added - change->note->added;
+	change->note->added = added;
 }
 
 /*

@@ -68,6 +68,7 @@ typedef struct Owed
 	int free;		/* ended attempts whose permit is not taken; below 0: the parent's is taken */
 	int uncounted;	/* ended attempts that were not counted */
 	bool asks;		/* it has enqueued into a queue with max_unfinished */
+	bool misses;	/* it has written jobs whose groups were not noted (pending_group_room.c) */
 	RoomTaken room; /* that it has there */
 	ReadyKey least[IDEMQ_PRIORITIES];
 	CounterDelta delta;
@@ -84,7 +85,7 @@ pending_queues_reset_note(Owed *note)
 	note->priorities = 0;
 	note->ready = note->free = note->uncounted = 0;
 	note->later = note->expires_at = DT_NOEND;
-	note->asks = false;
+	note->asks = note->misses = false;
 	note->room.jobs = 0;
 	memset(note->delta.gauges, 0, sizeof(note->delta.gauges));
 	memset(note->delta.counters, 0, sizeof(note->delta.counters));
@@ -225,15 +226,35 @@ idemq_pending_ready_view(int32 queue_id, ScanStart *view)
 void
 idemq_pending_counts_row(int32 queue_id, int from, int to)
 {
-	CounterDelta *delta;
+	Owed *note;
 
 	if (from == to)
 		return;
-	delta = &owed_to(queue_id)->delta;
+	note = owed_to(queue_id);
 	if (from != NO_ROW)
-		delta->gauges[from]--;
+		note->delta.gauges[from]--;
 	if (to != NO_ROW)
-		delta->gauges[to]++;
+		note->delta.gauges[to]++;
+	note->misses |= !idemq_queue_limits_groups(queue_id);
+}
+
+/* Notes a row that was written when the queue was not known to have group_max_unfinished. */
+void
+idemq_pending_group_room_miss(int32 queue_id)
+{
+	owed_to(queue_id)->misses = true;
+}
+
+/* Returns whether this transaction has written jobs of a queue without noting their groups. */
+bool
+idemq_pending_group_room_misses(int32 queue_id)
+{
+	for (int i = 0; i < nowed; i++)
+	{
+		if (owed[i]->queue_id == queue_id && owed[i]->misses)
+			return true;
+	}
+	return false;
 }
 
 /* Notes an event for each of those counters, as COUNTER_BITs. */
@@ -419,6 +440,7 @@ merge(Owed *to, const Owed *from)
 	to->free += from->free;
 	to->uncounted += from->uncounted;
 	to->asks |= from->asks;
+	to->misses |= from->misses;
 	if (to->room.jobs == 0 || (from->room.jobs != 0 && from->room.life != to->room.life))
 		to->room = from->room;
 	else
