@@ -248,6 +248,31 @@ BEGIN
 	END LOOP;
 END $$;
 SELECT unfinished(), taken();
+-- Many groups in one transaction, each in a savepoint.
+CALL fresh(2);
+BEGIN;
+DO $$
+BEGIN
+	FOR i IN 1 .. 1000 LOOP
+		BEGIN
+			PERFORM idemq.enqueue('q', to_jsonb(i), group_key => 'a' || i);
+			PERFORM idemq.enqueue('q', to_jsonb(i), group_key => 'b' || i);
+			IF i % 2 = 0 THEN
+				RAISE division_by_zero;
+			END IF;
+		EXCEPTION WHEN division_by_zero THEN
+			NULL;
+		END;
+	END LOOP;
+END $$;
+SELECT taken();
+SAVEPOINT a;
+SELECT count(*), sum((outcome = 'accepted')::int) FROM generate_series(1, 1000) i, idemq.enqueue('q', to_jsonb(i), group_key => 'a' || i);
+SELECT taken(), state_of($$SELECT add(1, 'a1')$$), state_of($$SELECT add(1, 'a2')$$);
+ROLLBACK TO SAVEPOINT a;
+SELECT taken(), state_of($$SELECT add(1, 'a1')$$);
+COMMIT;
+SELECT taken(), count(*), count(DISTINCT group_key) FROM idemq.jobs;
 -- In the command that has added a job with a key.
 CALL fresh(2);
 BEGIN;
@@ -363,6 +388,22 @@ UPDATE idemq.jobs SET group_key = 'i' WHERE group_key = 'h';
 SELECT idemq.alter_queue('q', group_max_unfinished => 3);
 SELECT add(3, 'h'), state_of($$SELECT add(1, 'h')$$), state_of($$SELECT add(1, 'i')$$), taken();
 ROLLBACK;
+BEGIN;
+UPDATE idemq.jobs SET group_key = 'h' WHERE group_key = 'g' AND finished_at IS NULL;
+SELECT idemq.alter_queue('q', group_max_unfinished => 2);
+SELECT unfinished(), state_of($$SELECT add(1, 'h')$$), state_of('SELECT add(3)'), add(2), taken();
+ROLLBACK;
+-- A child that has joined the group.
+SELECT id AS parent FROM idemq.enqueue('q', '1') \gset
+SELECT (idemq.enqueue('q', '1', group_key => 'j', depends_on => ARRAY[:parent])).outcome, idemq.alter_queue('q', group_max_running => 1), count(*) FROM idemq.claim('q', 2);
+SELECT add(1, 'j'), count(*) FROM idemq.claim('q', 9);
+SELECT idemq.commit(id, token) FROM idemq.jobs WHERE id = :parent;
+BEGIN;
+SELECT count(*) FROM idemq.claim('q');
+SELECT idemq.alter_queue('q', group_max_unfinished => 2);
+SELECT unfinished(), state_of($$SELECT add(1, 'j')$$);
+ROLLBACK;
+SELECT finish(1, 'j'), idemq.cancel(id, 'now') FROM idemq.jobs WHERE group_key = 'j' AND finished_at IS NULL;
 -- One that has ended jobs before, and enqueues as many.
 BEGIN;
 SELECT finish(2);

@@ -1,7 +1,7 @@
 # group_max_unfinished between sessions: exact under load and at each forced order of steps, after a crash and after the
 # end of a session, with prepared transactions, and with a full table of groups.
 # stops: group_room_asks group_room_taken before_commit idemq_pending_group_room_apply
-# at least 44 assertions
+# at least 68 assertions
 # expects in log: was terminated by signal 9
 
 use strict;
@@ -170,7 +170,8 @@ is_sql($node, $taken, '0', 'no room is left over');
 # ---- A full table: a queue may use half of it
 
 fresh(3, 0);
-sql($node, "SELECT idemq.create_queue('r', group_max_unfinished => 3)");
+sql($node, "SELECT idemq.create_queue('r', group_max_unfinished => 3), idemq.create_topic('news'), idemq.bind_topic('news', 'q')");
+sql($node, "SELECT count(*) FROM idemq.enqueue_many('q', '{1,1}', keys => '{e,f}', group_keys => '{e,f}')");
 {
 	my $holder = session($node);
 	my $other = session($node);
@@ -182,10 +183,28 @@ sql($node, "SELECT idemq.create_queue('r', group_max_unfinished => 3)");
 	$other->query_safe("BEGIN; SELECT count(*) FROM idemq.enqueue_many('r', '{1,1}', group_keys => '{a,b}')");
 	is_sql($node, "SELECT used, size, refused FROM idemq.memory WHERE resource = 'group room'", '4|4|1', 'idemq.memory');
 	is_state($node, "SELECT idemq.enqueue_many('q', '{1,1,1}', group_keys => '{c,d,e}')", '53400', 'nor for three groups at once');
+	is_state($node, "SELECT idemq.enqueue_many('q', '{1,1}', keys => '{k,l}', group_keys => '{c,d}')", '53400', 'nor for jobs with keys');
+	is_sql($node, "SELECT string_agg(outcome::text, ' ') FROM idemq.enqueue_many('q', '{1,1,1}', keys => '{e,f,NULL}', group_keys => '{e,f,b}')",
+		'duplicate duplicate accepted', 'duplicates of other groups need no room');
+	is_sql($node, 'SELECT outcome FROM idemq.publish(\'news\', \'1\', group_key => \'e\'); SELECT over_limit FROM idemq.topic_bindings', "accepted\n1",
+		'a published job of another group is added, and counted');
+	is_sql($node, $taken, '4', 'nothing else is taken');
 	$holder->query_safe('ROLLBACK');
 	is_sql($node, $add, 'accepted', 'after the end of the transaction there is room again');
 	$other->query_safe('COMMIT');
 	is_sql($node, $taken, '0', 'at rest the table is empty');
+
+	# A key that an open transaction is giving to a job by the room of one that it has ended, without an entry.
+	my $waiter = session($node);
+	$other->query_safe("BEGIN; $finish; SELECT outcome FROM idemq.enqueue('q', '1', 'm', group_key => 'g')");
+	$holder->query_safe("BEGIN; SELECT count(*) FROM idemq.enqueue_many('q', '{1,1}', group_keys => '{c,d}')");
+	is_sql($node, $taken, '2', 'the queue has no more entries');
+	send_to($waiter, "SELECT outcome FROM idemq.enqueue('q', '1', 'm', group_key => 'g')");
+	wait_until($node, "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = $waiter->{backend}");
+	$other->query_safe('COMMIT');
+	is(answer_of($waiter), 'duplicate 1', 'a duplicate of an open transaction waits for it, even without an entry');
+	$holder->query_safe('ROLLBACK');
+	leave($waiter);
 	leave($holder);
 	leave($other);
 }
