@@ -394,17 +394,18 @@ SELECT idemq.alter_queue('q', group_max_unfinished => 2);
 SELECT unfinished(), state_of($$SELECT add(1, 'h')$$), state_of('SELECT add(3)'), add(2), taken();
 ROLLBACK;
 -- A child that has joined the group.
+SELECT add(1, 'j'), idemq.alter_queue('q', group_max_running => 1);
+SELECT count(*) FROM idemq.claim('q', 9);
 SELECT id AS parent FROM idemq.enqueue('q', '1') \gset
-SELECT (idemq.enqueue('q', '1', group_key => 'j', depends_on => ARRAY[:parent])).outcome, idemq.alter_queue('q', group_max_running => 1), count(*) FROM idemq.claim('q', 2);
-SELECT add(1, 'j'), count(*) FROM idemq.claim('q', 9);
-SELECT idemq.commit(id, token) FROM idemq.jobs WHERE id = :parent;
+SELECT (idemq.enqueue('q', '1', group_key => 'j', depends_on => ARRAY[:parent])).outcome;
+SELECT claim_commit();
 BEGIN;
 SELECT count(*) FROM idemq.claim('q');
 SELECT idemq.alter_queue('q', group_max_unfinished => 2);
 SELECT unfinished(), state_of($$SELECT add(1, 'j')$$);
 ROLLBACK;
-SELECT finish(1, 'j'), idemq.cancel(id, 'now') FROM idemq.jobs WHERE group_key = 'j' AND finished_at IS NULL;
 -- One that has ended jobs before, and enqueues as many.
+CALL fresh(NULL, 2);
 BEGIN;
 SELECT finish(2);
 SELECT idemq.alter_queue('q', group_max_unfinished => 2);
