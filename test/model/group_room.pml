@@ -7,7 +7,7 @@
  * savepoint; a third ends the job, and enqueues two jobs at once, or one by the room of the job that it
  * has ended; a fourth adds a job without asking.  Each commits or rolls back.
  *
- * Not in it: other groups, which share nothing but the locks of partitions; the size of the table; numbers
+ * Not in it: jobs that a transaction has added before it knew of the limit, which it counts itself; other groups, which share nothing but the locks of partitions; the size of the table; numbers
  * above two jobs.  Each step under a partition's lock is one step here, and so is a snapshot.
  *
  * Mutants: SNAPSHOT_FIRST (the snapshot is taken before the room), SPLIT (the sum is read, then the room
