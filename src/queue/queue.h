@@ -147,7 +147,7 @@ extern void idemq_queue_cache_forget(int32 id);
 extern uint64 idemq_queue_cache_version(void);
 extern bool idemq_queue_cache_limits_groups(int32 id);
 
-/* Whether any queue that this session has read had group_max_unfinished. */
+/* Whether any queue that this session knows has group_max_unfinished. */
 extern bool idemq_any_limits_groups;
 
 /*

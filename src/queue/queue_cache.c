@@ -126,6 +126,7 @@ follow_invalidations(void)
 		cache_context =
 			AllocSetContextCreate(TopMemoryContext, "idemq queues", ALLOCSET_SMALL_SIZES);
 	cache = queue_cache_names = NULL;
+	idemq_any_limits_groups = false;
 	MemoryContextReset(cache_context);
 	listed = NULL;
 	listed_at = 0;
@@ -374,13 +375,13 @@ idemq_queue_cache_version(void)
 	return reset_at + idemq_version_of_all();
 }
 
-/* Returns whether a queue has group_max_unfinished, by what was last read of it; true if unknown. */
+/* Returns whether a queue has group_max_unfinished, by what was last read of it. */
 bool
 idemq_queue_cache_limits_groups(int32 id)
 {
 	const CachedQueue *cached = cache == NULL ? NULL : hash_search(cache, &id, HASH_FIND, NULL);
 
-	return cached == NULL || (cached->exists && cached->info.group_max_unfinished > 0);
+	return cached != NULL && cached->exists && cached->info.group_max_unfinished > 0;
 }
 
 /*

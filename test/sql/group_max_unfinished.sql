@@ -393,6 +393,14 @@ UPDATE idemq.jobs SET group_key = 'h' WHERE group_key = 'g' AND finished_at IS N
 SELECT idemq.alter_queue('q', group_max_unfinished => 2);
 SELECT unfinished(), state_of($$SELECT add(1, 'h')$$), state_of('SELECT add(3)'), add(2), taken();
 ROLLBACK;
+-- A limit that is removed and set again in one transaction.
+BEGIN;
+SELECT idemq.alter_queue('q', group_max_unfinished => 3), add(1, 'h'), idemq.alter_queue('q', group_max_unfinished => 0);
+SAVEPOINT a;
+SELECT add(2, 'h');
+RELEASE SAVEPOINT a;
+SELECT idemq.alter_queue('q', group_max_unfinished => 3), state_of($$SELECT add(1, 'h')$$), finish(1, 'h'), add(1, 'h'), state_of($$SELECT add(1, 'h')$$);
+ROLLBACK;
 -- A child that has joined the group.
 SELECT add(1, 'j'), idemq.alter_queue('q', group_max_running => 1);
 SELECT count(*) FROM idemq.claim('q', 9);

@@ -28,8 +28,9 @@
  *
  * Jobs that are never refused need no room: once they are committed, S shows them.
  *
- *		Model: test/model/group_room.pml; two enqueues, one of them inside a savepoint, one that uses
- *		the room of a job that it ends, and a job that is added without asking.
+ *		Model: test/model/group_room.pml; two enqueues, one of them inside a savepoint, one after a job
+ *		from before the limit, one that uses the room of a job that it ends, and a job that is added
+ *		without asking.
  *
  * No queue gets the whole table: the groups of one have half of it at most.  Without room the caller
  * raises an error: an enqueue that nobody has counted might exceed the limit.
