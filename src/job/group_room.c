@@ -349,8 +349,8 @@ take_all(JobsTable *table, GroupAsks *asks, bool may_fail)
 /*
  * Begins the enqueue of many jobs, before any of their rows is written: takes room for all of them, in
  * each group where that is possible.  Some may turn out to be duplicates: so a group that has no room
- * for all of them, or no entry, is not refused here.  names: of the groups, or without values if no job has one.
- * Returns NULL if none of the jobs counts.
+ * for all of them, or no entry, is not refused here.  names: of the groups, or without values if no
+ * job has one.  Returns NULL if none of the jobs counts.
  */
 GroupAsks *
 idemq_group_rooms_begin(JobsTable *table, const QueueInfo *queue, const ArrayArg *names, int count)

@@ -29,6 +29,9 @@
  * gives it back; when a note goes, what the others have added and taken is as it was when the
  * subtransaction began.  shared/queue_states/unfinished.c says why the limit holds.
  *
+ * It also remembers whether rows were written when the queue was not known to have
+ * group_max_unfinished: then their groups are not noted (txn/pending_group_room.c).
+ *
  * The stack is kept for the next transaction; unused notes are clean.  It
  * grows when something is noted; what txn/at_end.c calls neither allocates nor raises.
  *
