@@ -150,9 +150,12 @@ note_move(const JobVersion *before, const JobVersion *after)
 static void
 count_in_group(const JobVersion *version, int count)
 {
-	if (version != NULL && idemq_queue_limits_groups(version->queue_id) && version->is_grouped &&
-		!version->is_finished)
+	if (version == NULL || !version->is_grouped || version->is_finished)
+		return;
+	if (idemq_queue_limits_groups(version->queue_id))
 		idemq_pending_group_room_row(version->queue_id, version->group, count);
+	else
+		idemq_pending_group_room_miss(version->queue_id);
 }
 
 /* Counts a row that SQL wrote; a version is NULL when there is none. */

@@ -100,26 +100,8 @@ refuse_table_full(const QueueInfo *queue)
 }
 
 /*
- * Takes the room that this transaction lacks for jobs of a group.  Returns false if there is no free
- * entry for the group in shared memory.
- */
-static bool
-ask_take(const QueueInfo *queue, GroupAsk *ask)
-{
-	int64 lacks = idemq_pending_group_room_lacks(&ask->key, ask->jobs);
-
-	ask->taken = 0;
-	if (lacks == 0)
-		return true;
-	if (!idemq_pending_group_room_take(queue->qstate, &ask->key, lacks, &ask->sum))
-		return false;
-	ask->taken = lacks;
-	return true;
-}
-
-/*
- * Returns a registered snapshot that does not show the changes of this transaction, because the jobs
- * that it has added and ended are already included in the room that it has.
+ * Returns a registered snapshot that does not show what this transaction has done: that is in what
+ * it has added, or in its room.
  */
 static Snapshot
 count_snapshot(void)
@@ -132,8 +114,50 @@ count_snapshot(void)
 }
 
 /*
- * Returns whether a group stays within its limit with the room that was just taken; if not, gives that
- * room back.  snapshot: was taken after the room.
+ * Counts in the rows what this transaction has added to a group, because it has written jobs of the
+ * queue before it knew of the limit.  Returns false when the group has no room for the jobs, as the
+ * transaction itself sees it.  Neither count reads more than one entry beyond the limit: if there are
+ * more others, but no more with what the transaction has done, it has ended more jobs than it adds.
+ */
+static bool
+ask_correct(JobsTable *table, const QueueInfo *queue, GroupAsk *ask)
+{
+	Snapshot snapshot = count_snapshot();
+	int64 most = (int64) queue->group_max_unfinished + 1;
+	int64 others = idemq_jobs_group_count(table, queue->id, ask->name, snapshot, most);
+	int64 all;
+
+	/* The version of a row behind all commands of this transaction, this included. */
+	snapshot->curcid = InvalidCommandId;
+	all = idemq_jobs_group_count(table, queue->id, ask->name, snapshot, most);
+	UnregisterSnapshot(snapshot);
+	if (all + ask->jobs > queue->group_max_unfinished)
+		return false;
+	idemq_pending_group_room_correct(&ask->key, all - others);
+	return true;
+}
+
+/* Takes the room that this transaction lacks for jobs of a group; ask_fits says whether it is there. */
+static GroupRoom
+ask_take(JobsTable *table, const QueueInfo *queue, GroupAsk *ask)
+{
+	int64 lacks;
+
+	ask->taken = 0;
+	if (unlikely(idemq_pending_group_room_misses(queue->id)) && !ask_correct(table, queue, ask))
+		return GROUP_ROOM_FULL;
+	lacks = idemq_pending_group_room_lacks(&ask->key, ask->jobs);
+	if (lacks == 0)
+		return GROUP_ROOM_TAKEN;
+	if (!idemq_pending_group_room_take(queue->qstate, &ask->key, lacks, &ask->sum))
+		return GROUP_ROOM_NO_ENTRY;
+	ask->taken = lacks;
+	return GROUP_ROOM_TAKEN;
+}
+
+/*
+ * Returns whether the room that was taken for a group stays within the limit; gives it back if not.
+ * snapshot: taken after the room.
  */
 static bool
 ask_fits(JobsTable *table, const QueueInfo *queue, GroupAsk *ask, Snapshot snapshot)
@@ -162,38 +186,33 @@ is_limited(const QueueInfo *queue, const JobChange *columns, Datum *name)
 }
 
 /*
- * Takes room for a new job in its group, before the job's row is written; takes none if the group has
- * no limit.  Adds the room to *taken, for idemq_group_room_return.  Returns false if the group is
- * full.  If there is no free entry for the group in shared memory, raises 53400 if the rule is
- * FULL_RAISES, and otherwise returns false.
+ * Takes room for a new job in its group, before its row is written; none if the group has no limit.
+ * Adds what it takes to *taken, for idemq_group_room_return.  If it does not return GROUP_ROOM_TAKEN,
+ * it has taken none.
  */
-bool
+GroupRoom
 idemq_group_room_try(JobsTable *table, const QueueInfo *queue, const JobChange *columns,
-					 WhenFull rule, int64 *taken)
+					 int64 *taken)
 {
 	GroupAsk ask = {.jobs = 1};
 	Snapshot snapshot;
-	bool fits;
+	GroupRoom room;
 
 	if (!is_limited(queue, columns, &ask.name))
-		return true;
+		return GROUP_ROOM_TAKEN;
 	idemq_queue_need_qstate(queue);
 	idemq_group_room_key(&ask.key, queue->id, ask.name);
 	IDEMQ_STOP("group_room_asks");
-	if (!ask_take(queue, &ask))
-	{
-		if (rule == FULL_RAISES)
-			refuse_table_full(queue);
-		return false;
-	}
-	if (ask.taken == 0)
-		return true;
+	room = ask_take(table, queue, &ask);
+	if (room != GROUP_ROOM_TAKEN || ask.taken == 0)
+		return room;
 	IDEMQ_STOP("group_room_taken");
 	snapshot = count_snapshot();
-	fits = ask_fits(table, queue, &ask, snapshot);
+	if (!ask_fits(table, queue, &ask, snapshot))
+		room = GROUP_ROOM_FULL;
 	UnregisterSnapshot(snapshot);
 	*taken += ask.taken;
-	return fits;
+	return room;
 }
 
 /* Gives back the room that was just taken for a job that will not be added. */
@@ -209,10 +228,12 @@ idemq_group_room_return(const QueueInfo *queue, const JobChange *columns, int64 
 	idemq_pending_group_room_give_back(&key, taken);
 }
 
-/* Raises IQ007 for a new job of a full group. */
+/* Raises IQ007 for a new job of a full group; 53400 if its group has no entry. */
 void
-idemq_group_room_refuse(const QueueInfo *queue, const JobChange *columns)
+idemq_group_room_refuse(const QueueInfo *queue, const JobChange *columns, GroupRoom why)
 {
+	if (why == GROUP_ROOM_NO_ENTRY)
+		refuse_table_full(queue);
 	refuse_jobs(queue, columns->values[COL_GROUP_KEY], 1);
 }
 
@@ -227,6 +248,7 @@ idemq_room_for_new_job(JobsTable *table, const QueueInfo *queue, const JobChange
 {
 	int64 in_queue = 0;
 	int64 in_group = 0;
+	GroupRoom group;
 
 	if (rule == FULL_UNASKED)
 		return true;
@@ -236,11 +258,12 @@ idemq_room_for_new_job(JobsTable *table, const QueueInfo *queue, const JobChange
 			idemq_room_refuse(queue, 1);
 		return false;
 	}
-	if (idemq_group_room_try(table, queue, columns, rule, &in_group))
+	group = idemq_group_room_try(table, queue, columns, &in_group);
+	if (group == GROUP_ROOM_TAKEN)
 		return true;
 	if (rule == FULL_RAISES)
-		idemq_group_room_refuse(queue, columns);
-	if (rule == FULL_SKIPS && queue->max_unfinished > 0)
+		idemq_group_room_refuse(queue, columns, group);
+	if (rule == FULL_SKIPS && in_queue > 0)
 		idemq_pending_room_give_back(queue, in_queue);
 	return false;
 }
@@ -287,8 +310,8 @@ find_groups(GroupAsks *asks, const ArrayArg *names, int count)
 }
 
 /*
- * Takes the room that the call asks for in all groups, and then counts all of them under one
- * snapshot.  If a group is full, raises IQ007 or, with may_fail, gives back the room in that group.
+ * Takes room for what all groups ask for, then counts all of them under one snapshot.  A group that
+ * is full, or has no entry, is refused or, with may_fail, gets no room.
  */
 static void
 take_all(JobsTable *table, GroupAsks *asks, bool may_fail)
@@ -298,9 +321,18 @@ take_all(JobsTable *table, GroupAsks *asks, bool may_fail)
 
 	for (int i = 0; i < asks->count; i++)
 	{
-		if (!ask_take(asks->queue, &asks->groups[i]))
+		GroupAsk *ask = &asks->groups[i];
+		GroupRoom room;
+
+		ask->taken = 0;
+		if (ask->jobs == 0)
+			continue;
+		room = ask_take(table, asks->queue, ask);
+		if (room == GROUP_ROOM_NO_ENTRY && !may_fail)
 			refuse_table_full(asks->queue);
-		any |= asks->groups[i].taken > 0;
+		if (room == GROUP_ROOM_FULL && !may_fail)
+			refuse_jobs(asks->queue, ask->name, ask->jobs);
+		any |= ask->taken > 0;
 	}
 	if (!any)
 		return;
@@ -316,10 +348,10 @@ take_all(JobsTable *table, GroupAsks *asks, bool may_fail)
 }
 
 /*
- * Begins an enqueue of many jobs, before any of their rows is written: takes room for all jobs of each
- * group that has enough.  A group that does not have enough is not refused here, because some of its
- * jobs may turn out to be duplicates.  names: the group keys; names->values is NULL if no job has one.
- * Returns NULL if no job of the call can be limited.
+ * Begins the enqueue of many jobs, before any of their rows is written: takes room for all of them, in
+ * each group where that is possible.  Some may turn out to be duplicates: so a group that has no room
+ * for all of them, or no entry, is not refused here.  names: of the groups, or without values if no
+ * job has one.  Returns NULL if none of the jobs counts.
  */
 GroupAsks *
 idemq_group_rooms_begin(JobsTable *table, const QueueInfo *queue, const ArrayArg *names, int count)

@@ -436,10 +436,18 @@ extern bool idemq_room_is_there(const QueueInfo *queue, int64 jobs);
 
 typedef struct GroupAsks GroupAsks;
 
-extern bool idemq_group_room_try(JobsTable *table, const QueueInfo *queue, const JobChange *columns,
-								 WhenFull rule, int64 *taken);
+typedef enum GroupRoom
+{
+	GROUP_ROOM_TAKEN, /* or none was needed */
+	GROUP_ROOM_FULL,
+	GROUP_ROOM_NO_ENTRY /* shared memory has no room for another group */
+} GroupRoom;
+
+extern GroupRoom idemq_group_room_try(JobsTable *table, const QueueInfo *queue,
+									  const JobChange *columns, int64 *taken);
 extern void idemq_group_room_return(const QueueInfo *queue, const JobChange *columns, int64 taken);
-pg_noreturn extern void idemq_group_room_refuse(const QueueInfo *queue, const JobChange *columns);
+pg_noreturn extern void idemq_group_room_refuse(const QueueInfo *queue, const JobChange *columns,
+												GroupRoom why);
 extern bool idemq_room_for_new_job(JobsTable *table, const QueueInfo *queue,
 								   const JobChange *columns, WhenFull rule);
 extern GroupAsks *idemq_group_rooms_begin(JobsTable *table, const QueueInfo *queue,

@@ -165,10 +165,8 @@ typedef struct KeyedRoom
 {
 	int64 in_queue; /* taken for the job */
 	int64 in_group;
-	bool has_room;		/* the queue has room for the job, which may not have had to take any */
-	bool is_full;		/* the queue or the group is full, but the job is added nevertheless */
-	bool is_group_full; /* the queue had room, but the group did not */
-	bool looked_again;	/* for a duplicate, after the queue or the group was found to be full */
+	bool is_full;	   /* the job is added all the same */
+	bool looked_again; /* for a duplicate, after the queue or the group was found to be full */
 } KeyedRoom;
 
 /* Gives back the room that was taken for a job that will not be added. */
@@ -198,15 +196,15 @@ static KeyedStep
 take_keyed_room(JobsTable *table, const QueueInfo *queue, const JobChange *columns,
 				const DuplicateRule *rule, JobWait wait, KeyedRoom *room)
 {
-	if (rule->when_full == FULL_UNASKED || room->is_full || room->has_room)
+	GroupRoom group = GROUP_ROOM_TAKEN;
+	bool queue_is_full;
+
+	if (rule->when_full == FULL_UNASKED || room->is_full)
 		return KEYED_ADD;
-	/* A duplicate needs no room, not even while it waits for the transaction that has its key. */
-	if (wait == JOB_WAITS && (queue->max_unfinished > 0 || queue->group_max_unfinished > 0) &&
-		idemq_jobs_await_key(table, queue->id, columns->values[COL_KEY]))
-		return KEYED_LOOK;
-	room->has_room = room->is_group_full = idemq_room_try(queue, 1, &room->in_queue);
-	if (room->has_room &&
-		idemq_group_room_try(table, queue, columns, rule->when_full, &room->in_group))
+	queue_is_full = !idemq_room_try(queue, 1, &room->in_queue);
+	if (!queue_is_full)
+		group = idemq_group_room_try(table, queue, columns, &room->in_group);
+	if (!queue_is_full && group == GROUP_ROOM_TAKEN)
 		return KEYED_ADD;
 	if (rule->when_full == FULL_ADDS)
 	{
@@ -224,10 +222,10 @@ take_keyed_room(JobsTable *table, const QueueInfo *queue, const JobChange *colum
 		room->looked_again = true;
 		return KEYED_LOOK;
 	}
-	if (rule->when_full == FULL_RAISES && room->is_group_full)
-		idemq_group_room_refuse(queue, columns);
-	if (rule->when_full == FULL_RAISES)
+	if (rule->when_full == FULL_RAISES && queue_is_full)
 		idemq_room_refuse(queue, 1);
+	if (rule->when_full == FULL_RAISES)
+		idemq_group_room_refuse(queue, columns, group);
 	return KEYED_SKIP;
 }
 

@@ -205,6 +205,8 @@ idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change, Job
 									 DatumGetObjectId(change->values[COL_STATUS])));
 	if (result == TM_Ok && idemq_queue_limits_groups(job->queue_id))
 		count_update_in_group(job, change);
+	else if (result == TM_Ok && (change->set & COLUMN_BIT(COL_GROUP_KEY)) != 0)
+		idemq_pending_group_room_miss(job->queue_id);
 	return write_result(result);
 }
 

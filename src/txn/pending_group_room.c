@@ -16,8 +16,10 @@
  * Each written row is noted once: by table/jobs_write.c, or by the row trigger
  * (hooks/row_triggers.c) if SQL writes the row.
  *
- * For queues without the limit, nothing is noted.  A transaction that wrote jobs before the limit was
- * set has not noted them; they count from its commit on.
+ * Queues without the limit note nothing.  A transaction that has written jobs before it knew of the
+ * limit has not noted them: they count for others from its commit on.  When it asks for room itself,
+ * what it has added is counted in the rows (job/group_room.c), and corrected here.  That is undone
+ * together with the rows, because they were written before.
  *
  * PREPARE TRANSACTION is refused after an enqueue into such a group, because no session would hold
  * the room of the prepared transaction.  Jobs that were added or ended in another way need no room,
@@ -115,8 +117,20 @@ idemq_pending_group_room_row(int32 queue_id, Datum name, int count)
 }
 
 /*
- * Returns how much room this transaction lacks to add jobs to a group, and notes that it has asked.
- * The transaction may use room that it has already taken, and that of jobs that it has ended itself.
+ * Corrects how many unfinished jobs this transaction has added to a group: not all of them were noted.
+ */
+void
+idemq_pending_group_room_correct(const GroupRoomKey *key, int64 added)
+{
+	RoomChange *change = change_of(key);
+
+	change->added += added - change->note->added;
+	change->note->added = added;
+}
+
+/*
+ * Returns how much room this transaction lacks to add jobs to a group, and notes that it asks.  What
+ * it has taken, and the jobs that it has ended itself, it may use.
  */
 int64
 idemq_pending_group_room_lacks(const GroupRoomKey *key, int64 jobs)

@@ -100,6 +100,8 @@ extern void idemq_transfer_reserve(int32 queue_id);
 extern void idemq_transfer_note_end(int32 queue_id, bool frees, int count);
 extern int idemq_transfers_free(int32 queue_id);
 extern bool idemq_transfer_uncounted(int32 queue_id);
+extern void idemq_pending_group_room_miss(int32 queue_id);
+extern bool idemq_pending_group_room_misses(int32 queue_id);
 extern int64 idemq_pending_room_lacks(const QueueInfo *queue, int64 jobs);
 extern RoomAnswer idemq_pending_room_take(const QueueInfo *queue, int64 jobs);
 extern void idemq_pending_room_expect(const QueueInfo *queue, int64 jobs);
@@ -146,6 +148,7 @@ extern void idemq_pending_groups_forget(void);
  */
 
 extern void idemq_pending_group_room_row(int32 queue_id, Datum name, int count);
+extern void idemq_pending_group_room_correct(const GroupRoomKey *key, int64 added);
 extern int64 idemq_pending_group_room_lacks(const GroupRoomKey *key, int64 jobs);
 extern bool idemq_pending_group_room_take(const QueueState *qstate, const GroupRoomKey *key,
 										  int64 jobs, int64 *sum);

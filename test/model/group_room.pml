@@ -3,45 +3,52 @@
  *		src/shared/groups/group_room.c with txn/pending_group_room.c and job/group_room.c: a transaction
  *		may add a job to a group only if the limit then holds, and no entry is left when all have ended.
  *
- * One group has a limit of 2, and one job.  Two sessions enqueue twice, the first also inside a
- * savepoint.  A third ends the job, and enqueues two jobs at once, or one job with the room of the job
- * that it has ended.  A fourth adds a job without asking.  Each session commits or rolls back.
+ * One group with a limit of 2 and one job.  Two sessions enqueue twice, the first also inside a
+ * savepoint; a third ends the job, and enqueues two jobs at once, or one by the room of the job that it
+ * has ended, or none; a fourth adds a job without asking.  Each commits or rolls back.  The second may
+ * have added a job before it knew of the limit: that is not noted, and is counted when it asks.
  *
  * The model leaves out other groups, which share only the locks of partitions; the size of the table;
  * and enqueues of more than two jobs.  Everything that happens while a partition's lock is held is one
  * step here, and so is taking a snapshot.
  *
- * Mutants: SNAPSHOT_FIRST (the snapshot is taken before the room), SPLIT (the sum is read in one step,
- * and the room added in another), GIVE_FIRST (room is given back before the commit is visible),
- * OWN_SEEN (the snapshot shows the changes of the counting transaction), GIVE_ALL (a refused enqueue
- * gives back all room of its transaction), KEEPS_REFUSED (a refused enqueue gives no room back), KEEPS
- * (an abort gives no room back), KEEPS_SAVEPOINT (a rollback to a savepoint gives no room back), NO_ROOM
- * (an enqueue compares, but takes no room), OPEN_ONLY (the committed jobs are not counted).
+ * Mutants: SNAPSHOT_FIRST (the snapshot is taken before the room), SPLIT (the sum is read, then the room
+ * added), GIVE_FIRST (room is given back before the commit is visible), OWN_SEEN (the snapshot shows what
+ * the counting transaction has done), GIVE_ALL (a refused enqueue gives back all room that its
+ * transaction has), KEEPS_REFUSED (it gives nothing back), KEEPS (an abort gives nothing back),
+ * KEEPS_SAVEPOINT (nor does a rollback to a savepoint), NO_ROOM (an enqueue compares, but takes nothing),
+ * OPEN_ONLY (the committed jobs are not counted), NOT_CORRECTED (what was not noted is not counted),
+ * NOT_OWN (only whether it fits is asked then, and nothing is corrected).
  */
 #define LIMIT 2
 #define TXNS 4
 #define ENDER 2
+#define LATE 1
 #define UNASKED 3
 
 short committed = 1;		/* unfinished jobs of the group, as any latest snapshot shows them */
-short added[TXNS];			/* by each transaction, less those that it has ended */
+short added[TXNS];			/* by each transaction, less what it has ended */
+short noted[TXNS];			/* what it knows of that */
+short granted[TXNS];		/* the most that it was allowed to have added */
+bool misses[TXNS];			/* it has not noted all */
+short unasked_of[TXNS];		/* jobs that it has added, and had no room for when it committed */
 bool visible[TXNS];
 byte room[TXNS];
 short sum = 0;				/* in the entry */
 byte ended = 0;
 
 /*
- * The number that must not exceed the limit: committed jobs, except one that was added without asking
- * and that this snapshot does not show; those added by open transactions; and the new jobs.
+ * What the limit holds for: what is committed, but for jobs added unasked that became visible after this
+ * enqueue began to ask, and what open transactions have added, if they were allowed to; and the new jobs.
  */
 inline check_limit(me, jobs)
 {
-	total = committed - (visible[UNASKED] && !saw_unasked -> 1 : 0);
+	total = committed - (visible[UNASKED] && !saw_unasked -> 1 : 0) - (visible[LATE] && !saw_late -> unasked_of[LATE] : 0);
 	i = 0;
 	do
 	:: i < UNASKED ->
 		if
-		:: i != me && !visible[i] && added[i] > 0 -> total = total + added[i]
+		:: i != me && !visible[i] && added[i] > 0 -> total = total + (added[i] < granted[i] -> added[i] : granted[i])
 		:: else
 		fi;
 		i++
@@ -63,17 +70,40 @@ inline take_snapshot(me)
 #ifdef OWN_SEEN
 		count = count + added[me];
 #endif
-		saw_unasked = visible[UNASKED]
+	}
+}
+
+/* ask_correct: sets no_room unless the group has room for the jobs, as the transaction itself sees it. */
+inline correct(me, jobs)
+{
+	d_step {
+		no_room = committed + added[me] + jobs > LIMIT;
+#ifndef NOT_OWN
+		if
+		:: !no_room -> noted[me] = (committed <= LIMIT + 1 -> added[me] : committed + added[me] - (LIMIT + 1))
+		:: else
+		fi
+#endif
 	}
 }
 
 /* idemq_group_rooms_for some jobs; sets takes to whether there is room. */
 inline ask(me, jobs)
 {
-	lacks = (added[me] + jobs > room[me] -> added[me] + jobs - room[me] : 0);
+	no_room = false;
+#ifndef NOT_CORRECTED
 	if
-	:: lacks == 0 -> takes = true
+	:: misses[me] -> correct(me, jobs)
+	:: else
+	fi;
+#endif
+	lacks = (noted[me] + jobs > room[me] -> noted[me] + jobs - room[me] : 0);
+	if
+	:: no_room -> takes = false
+	:: !no_room && lacks == 0 -> takes = true
 	:: else ->
+		/* What comes without asking from here on may come after this enqueue. */
+		atomic { saw_unasked = visible[UNASKED]; saw_late = visible[LATE] };
 #ifdef SNAPSHOT_FIRST
 		take_snapshot(me);
 #endif
@@ -104,13 +134,13 @@ inline ask(me, jobs)
 			room[me] = room[me] - lacks
 #endif
 		fi;
-		atomic { count = 0; seen = 0; saw_unasked = false }
+		atomic { count = 0; seen = 0; saw_unasked = false; saw_late = false }
 	fi;
 	if
-	:: takes -> added[me] = added[me] + jobs
+	:: takes -> atomic { added[me] = added[me] + jobs; noted[me] = noted[me] + jobs; granted[me] = added[me] }
 	:: else
 	fi;
-	lacks = 0
+	lacks = 0; no_room = false
 }
 
 inline give_back(me)
@@ -131,7 +161,10 @@ inline end_transaction(me)
 #ifdef GIVE_FIRST
 		give_back(me);
 #endif
-		atomic { visible[me] = true; committed = committed + added[me] };
+		atomic {
+			visible[me] = true; committed = committed + added[me];
+			unasked_of[me] = (added[me] > room[me] -> added[me] - room[me] : 0)
+		};
 		give_back(me)
 	:: true ->
 		added[me] = 0;
@@ -144,7 +177,7 @@ inline end_transaction(me)
 
 proctype enqueuer(byte me)
 {
-	bool takes = false, saw_unasked = false;
+	bool takes = false, no_room = false, saw_unasked = false, saw_late = false;
 	short total = 0, count = 0, seen = 0, lacks = 0;
 	byte i = 0;
 
@@ -152,12 +185,14 @@ proctype enqueuer(byte me)
 	:: me == 0 ->
 		/* Inside a savepoint, which is rolled back. */
 		ask(me, 1);
-		added[me] = 0;
+		atomic { added[me] = 0; noted[me] = 0; granted[me] = 0 };
 #ifdef KEEPS_SAVEPOINT
 		room[me] = 0
 #else
 		give_back(me)
 #endif
+	:: me == LATE -> atomic { added[me] = 1; misses[me] = true }
+	:: me == LATE -> skip
 	:: else
 	fi;
 	ask(me, 1);
@@ -167,18 +202,22 @@ proctype enqueuer(byte me)
 
 proctype ender()
 {
-	bool takes = false, saw_unasked = false;
+	bool takes = false, no_room = false, saw_unasked = false, saw_late = false;
 	short total = 0, count = 0, seen = 0, lacks = 0;
 	byte i = 0;
 
-	added[ENDER] = -1;
-	ask(ENDER, 2);
+	atomic { added[ENDER] = -1; noted[ENDER] = -1 };
 	if
-	:: !takes ->
-		ask(ENDER, 1);
-		/* The transaction may use the room of the job that it has ended. */
-		assert(takes)
-	:: else
+	:: true ->
+		ask(ENDER, 2);
+		if
+		:: !takes ->
+			ask(ENDER, 1);
+			/* The room of the job that it has ended is its own. */
+			assert(takes)
+		:: else
+		fi
+	:: true -> skip
 	fi;
 	end_transaction(ENDER)
 }

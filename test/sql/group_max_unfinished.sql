@@ -248,7 +248,32 @@ BEGIN
 	END LOOP;
 END $$;
 SELECT unfinished(), taken();
--- enqueue_many with keys, in a transaction that ends a job between two calls.
+-- Many groups in one transaction, each in a savepoint.
+CALL fresh(2);
+BEGIN;
+DO $$
+BEGIN
+	FOR i IN 1 .. 1000 LOOP
+		BEGIN
+			PERFORM idemq.enqueue('q', to_jsonb(i), group_key => 'a' || i);
+			PERFORM idemq.enqueue('q', to_jsonb(i), group_key => 'b' || i);
+			IF i % 2 = 0 THEN
+				RAISE division_by_zero;
+			END IF;
+		EXCEPTION WHEN division_by_zero THEN
+			NULL;
+		END;
+	END LOOP;
+END $$;
+SELECT taken();
+SAVEPOINT a;
+SELECT count(*), sum((outcome = 'accepted')::int) FROM generate_series(1, 1000) i, idemq.enqueue('q', to_jsonb(i), group_key => 'a' || i);
+SELECT taken(), state_of($$SELECT add(1, 'a1')$$), state_of($$SELECT add(1, 'a2')$$);
+ROLLBACK TO SAVEPOINT a;
+SELECT taken(), state_of($$SELECT add(1, 'a1')$$);
+COMMIT;
+SELECT taken(), count(*), count(DISTINCT group_key) FROM idemq.jobs;
+-- In the command that has added a job with a key.
 CALL fresh(2);
 BEGIN;
 SELECT count(*) FROM idemq.enqueue_many('q', '{1,2}', keys => '{a,NULL}', group_keys => '{g,g}');
@@ -332,7 +357,105 @@ SELECT add(), state_of('SELECT add()');
 ROLLBACK;
 SELECT unfinished(), state_of('SELECT add()'), taken();
 
--- If a user has created a trigger, rows are written through SQL; each of them is counted once.
+-- It counts what it has written before the limit: in other statements, in this one, and in a savepoint.
+CALL fresh(NULL, 1);
+BEGIN;
+SELECT add(2), idemq.alter_queue('q', group_max_unfinished => 4), add(1), state_of('SELECT add()');
+SELECT add(1, 'h'), state_of('SELECT add()'), taken();
+ROLLBACK;
+SELECT unfinished(), taken();
+BEGIN;
+SELECT finish();
+SELECT idemq.alter_queue('q', group_max_unfinished => 1);
+SAVEPOINT a;
+SELECT add(), state_of('SELECT add()'), taken();
+ROLLBACK TO SAVEPOINT a;
+SELECT count(*) FROM idemq.enqueue_many('q', '{1,2}', keys => '{a,NULL}', group_keys => '{g,g}');
+ROLLBACK;
+BEGIN;
+SAVEPOINT a;
+SELECT add(2);
+ROLLBACK TO SAVEPOINT a;
+SELECT idemq.alter_queue('q', group_max_unfinished => 2);
+SELECT add(), state_of('SELECT add()'), taken();
+COMMIT;
+SELECT unfinished(), taken();
+-- Jobs that have come to the group while there was no limit, by hand or from another group.
+SELECT idemq.alter_queue('q', group_max_unfinished => 0);
+BEGIN;
+SELECT add(3, 'h');
+UPDATE idemq.jobs SET group_key = 'i' WHERE group_key = 'h';
+SELECT idemq.alter_queue('q', group_max_unfinished => 3);
+SELECT add(3, 'h'), state_of($$SELECT add(1, 'h')$$), state_of($$SELECT add(1, 'i')$$), taken();
+ROLLBACK;
+BEGIN;
+UPDATE idemq.jobs SET group_key = 'h' WHERE group_key = 'g' AND finished_at IS NULL;
+SELECT idemq.alter_queue('q', group_max_unfinished => 2);
+SELECT unfinished(), state_of($$SELECT add(1, 'h')$$), state_of('SELECT add(3)'), add(2), taken();
+ROLLBACK;
+-- A limit that is removed and set again in one transaction.
+BEGIN;
+SELECT idemq.alter_queue('q', group_max_unfinished => 3), add(1, 'h'), idemq.alter_queue('q', group_max_unfinished => 0);
+SAVEPOINT a;
+SELECT add(2, 'h');
+RELEASE SAVEPOINT a;
+SELECT idemq.alter_queue('q', group_max_unfinished => 3), state_of($$SELECT add(1, 'h')$$), finish(1, 'h'), add(1, 'h'), state_of($$SELECT add(1, 'h')$$);
+ROLLBACK;
+-- A child that has joined the group.
+SELECT add(1, 'j'), idemq.alter_queue('q', group_max_running => 1);
+SELECT count(*) FROM idemq.claim('q', 9);
+SELECT id AS parent FROM idemq.enqueue('q', '1') \gset
+SELECT (idemq.enqueue('q', '1', group_key => 'j', depends_on => ARRAY[:parent])).outcome;
+SELECT claim_commit();
+BEGIN;
+SELECT count(*) FROM idemq.claim('q');
+SELECT idemq.alter_queue('q', group_max_unfinished => 2);
+SELECT unfinished(), state_of($$SELECT add(1, 'j')$$);
+ROLLBACK;
+-- One that has ended jobs before, and enqueues as many.
+CALL fresh(NULL, 2);
+BEGIN;
+SELECT finish(2);
+SELECT idemq.alter_queue('q', group_max_unfinished => 2);
+SELECT add(2), state_of('SELECT add()'), taken();
+ROLLBACK;
+-- As long as the group is above the limit, it has no room, even if the transaction has ended some of its jobs.
+SELECT add(4);
+BEGIN;
+SELECT finish(4);
+SELECT idemq.alter_queue('q', group_max_unfinished => 2);
+SELECT unfinished(), state_of('SELECT add()'), finish(), add(), state_of('SELECT add()'), taken();
+COMMIT;
+SELECT unfinished(), taken();
+
+-- enqueue_many asks for room only in groups that get a job.
+CALL fresh(2);
+SELECT add(), finish(), (idemq.enqueue('q', '1', 'k', group_key => 'g')).outcome, add();
+BEGIN;
+SELECT idemq.retry(id) FROM idemq.jobs WHERE status = 'cancelled';
+SELECT ord, outcome FROM idemq.enqueue_many('q', '{1,2}', keys => '{k,NULL}', group_keys => '{g,h}');
+SELECT unfinished(), state_of('SELECT add()');
+COMMIT;
+
+-- A schedule's tick is refused, and tried again until there is room, or the next tick takes its place.
+CALL fresh(2, 2);
+CALL idemq.tick();
+SELECT idemq.schedule('s', '0 0 1 1 *', 'q', '"tick"', time_zone => 'UTC', group_key => 'g') > now();
+CREATE FUNCTION ticks() RETURNS TABLE (failed boolean, last_error text, last_run interval, job text) LANGUAGE sql AS
+	$$ SELECT failed_at IS NOT NULL, s.last_error, date_trunc('year', now(), 'UTC') - s.last_run, j.headers->>'schedule' FROM idemq.schedules s LEFT JOIN idemq.jobs j ON j.id = s.last_job $$;
+UPDATE idemq_internal.schedule_entries SET done_until = now() - interval '3 years';
+CALL idemq.tick();
+SELECT * FROM ticks();
+CALL idemq.tick();
+SELECT * FROM ticks();
+SELECT finish();
+CALL idemq.tick();
+SELECT unfinished(), taken(), * FROM ticks();
+SELECT count(*) FROM idemq.jobs WHERE payload = '"tick"' AND group_key = 'g';
+SELECT idemq.run_schedule_now('s');
+SELECT idemq.unschedule('s');
+
+-- With a trigger of a user, rows are written by SQL, and counted once.
 CALL fresh(2, 2);
 CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
 CREATE TRIGGER nothing BEFORE INSERT OR UPDATE ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION nothing();

@@ -7,7 +7,7 @@
 # (not its interleaving).  FLOWS_PART=watch runs only the second part, in which jobs are kept from starting by holds,
 # pauses and rates, and test/chaos/flows/watchdog.py checks that each job started as soon as it could.
 # slow: a load of 12 s, with random faults
-# at least 36 assertions
+# at least 38 assertions
 #
 # expects in log: was terminated by signal 9
 # takes long
@@ -212,8 +212,8 @@ my $counters = q{SELECT queue, enqueued_total + redriven_total + reruns_total AS
 
 # ---- The second part: holds, pauses and rates keep jobs from starting, and each job must start as soon as it may
 
-my @watched = map { my $kind = $_; map { "w.$kind$_" } 1 .. 3 } qw(plain fifo permits tenants rate rates one full);
-my $watched_ours = q{FROM (SELECT pid FROM pg_stat_activity WHERE application_name ~ '^flows-(sleeper|feeder|filler|holder)' ORDER BY random() LIMIT 1) x};
+my @watched = map { my $kind = $_; map { "w.$kind$_" } 1 .. 3 } qw(plain fifo permits tenants rate rates one groups full);
+my $watched_ours = q{FROM (SELECT pid FROM pg_stat_activity WHERE application_name ~ '^flows-(sleeper|feeder|filler|crowder|holder)' ORDER BY random() LIMIT 1) x};
 
 # Writes a line for the watchdog.
 sub mark
@@ -284,7 +284,8 @@ sub keep_from_starting
 	foreach my $n (0 .. 2)
 	{
 		start_client($slot++, 'feeder', join ',', @watched[ map { 3 * $_ + $n } 0 .. 6 ]);
-		start_client($slot++, 'holder', join ',', @watched[ map { 3 * $_ + $n } 1 .. 6 ]);
+		start_client($slot++, 'holder', join ',', @watched[ map { 3 * $_ + $n } 1 .. 7 ]);
+		start_client($slot++, 'crowder', "w.groups" . ($n + 1)) foreach 1 .. 2;
 		start_client($slot++, 'filler', "w.full" . ($n + 1)) foreach 1 .. 3;
 	}
 	start_client($slot++, 'holder', 'w.full1,w.full2,w.full3');
@@ -313,8 +314,8 @@ sub keep_from_starting
 		kill_client($filler);
 	}
 	my $said = join '', map { slurp_file("$log.$_->{name}") } @fillers;
-	@clients = grep { $_->{what}[0] =~ /feeder|holder/ } @clients;
-	end_clients('the feeders and holders');
+	@clients = grep { $_->{what}[0] =~ /feeder|crowder|holder/ } @clients;
+	end_clients('what keeps jobs from starting');
 	sql($node, "SELECT watch_resume(queue, NULL) FROM watched");
 	sql($node, "SELECT watch_resume(queue, g) FROM watched, unnest('{g0,g1,g2,g3}'::text[]) g WHERE grouped");
 	is_soon($node, $unfinished, 0, 'the sleepers do the jobs that are left');
@@ -332,7 +333,9 @@ sub keep_from_starting
 	is(join("\n", @found[0 .. ($#found < 4 ? $#found : 4)]), '', 'each job started as soon as it could, and none too early');
 	diag $_ foreach $out =~ /^figure: .*$/mg;
 	my ($instants) = $out =~ /^instants: (\d+)$/m;
-	cmp_ok($instants, '>', 1000, 'there were enough instants at which a job could start');
+	cmp_ok($instants, '>', 1000, 'instants at which a job could start');
+	my ($full, $refused) = $out =~ /^figure: groups that became full (\d+) jobs refused (\d+)$/m;
+	cmp_ok($_, '>', 20, 'groups became full, and jobs were refused') foreach $full, $refused;
 	diag 'figure: ' . join(', ', map { "$_ $count{$_}" } sort keys %count);
 	cmp_ok($count{$_} // 0, '>', 0, "while jobs are kept from starting, there were: $_") foreach keys %watched_trouble;
 	return;

@@ -1,7 +1,7 @@
 # group_max_unfinished with several sessions: the limit is exact under load, in each forced order of steps, after a crash,
 # after the end of a session, with prepared transactions, and when the table of groups is full.
 # stops: group_room_asks group_room_taken before_commit idemq_pending_group_room_apply
-# at least 44 assertions
+# at least 68 assertions
 # expects in log: was terminated by signal 9
 
 use strict;
@@ -170,7 +170,8 @@ is_sql($node, $taken, '0', 'no room is left over');
 # ---- A full table, of which a queue may use half
 
 fresh(3, 0);
-sql($node, "SELECT idemq.create_queue('r', group_max_unfinished => 3)");
+sql($node, "SELECT idemq.create_queue('r', group_max_unfinished => 3), idemq.create_topic('news'), idemq.bind_topic('news', 'q')");
+sql($node, "SELECT count(*) FROM idemq.enqueue_many('q', '{1,1}', keys => '{e,f}', group_keys => '{e,f}')");
 {
 	my $holder = session($node);
 	my $other = session($node);
@@ -181,11 +182,29 @@ sql($node, "SELECT idemq.create_queue('r', group_max_unfinished => 3)");
 	is_sql($node, "SELECT outcome FROM idemq.enqueue('r', '1', group_key => 'g')", 'accepted', 'and so does an enqueue into another queue');
 	$other->query_safe("BEGIN; SELECT count(*) FROM idemq.enqueue_many('r', '{1,1}', group_keys => '{a,b}')");
 	is_sql($node, "SELECT used, size, refused FROM idemq.memory WHERE resource = 'group room'", '4|4|1', 'idemq.memory');
-	is_state($node, "SELECT idemq.enqueue_many('q', '{1,1,1}', group_keys => '{c,d,e}')", '53400', 'there are no entries for three groups in one call');
+	is_state($node, "SELECT idemq.enqueue_many('q', '{1,1,1}', group_keys => '{c,d,e}')", '53400', 'nor for three groups at once');
+	is_state($node, "SELECT idemq.enqueue_many('q', '{1,1}', keys => '{k,l}', group_keys => '{c,d}')", '53400', 'nor for jobs with keys');
+	is_sql($node, "SELECT string_agg(outcome::text, ' ') FROM idemq.enqueue_many('q', '{1,1,1}', keys => '{e,f,NULL}', group_keys => '{e,f,b}')",
+		'duplicate duplicate accepted', 'duplicates of other groups need no room');
+	is_sql($node, 'SELECT outcome FROM idemq.publish(\'news\', \'1\', group_key => \'e\'); SELECT over_limit FROM idemq.topic_bindings', "accepted\n1",
+		'a published job of another group is added, and counted');
+	is_sql($node, $taken, '4', 'nothing else is taken');
 	$holder->query_safe('ROLLBACK');
 	is_sql($node, $add, 'accepted', 'after the end of the transaction there is an entry again');
 	$other->query_safe('COMMIT');
 	is_sql($node, $taken, '0', 'at rest the table is empty');
+
+	# A key that an open transaction is giving to a job by the room of one that it has ended, without an entry.
+	my $waiter = session($node);
+	$other->query_safe("BEGIN; $finish; SELECT outcome FROM idemq.enqueue('q', '1', 'm', group_key => 'g')");
+	$holder->query_safe("BEGIN; SELECT count(*) FROM idemq.enqueue_many('q', '{1,1}', group_keys => '{c,d}')");
+	is_sql($node, $taken, '2', 'the queue has no more entries');
+	send_to($waiter, "SELECT outcome FROM idemq.enqueue('q', '1', 'm', group_key => 'g')");
+	wait_until($node, "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = $waiter->{backend}");
+	$other->query_safe('COMMIT');
+	is(answer_of($waiter), 'duplicate 1', 'a duplicate of an open transaction waits for it, even without an entry');
+	$holder->query_safe('ROLLBACK');
+	leave($waiter);
 	leave($holder);
 	leave($other);
 }

@@ -11,14 +11,14 @@ import sys
 import traceback
 
 from producer import Producer
-from sleeper import Feeder, Filler, Holder, Pinger, Sleeper
+from sleeper import Crowder, Feeder, Filler, Holder, Pinger, Sleeper
 from turner import Turner
 from watcher import Watcher
 from worker import Worker
 
 PROGRAMS = {
     "producer": Producer, "turner": Turner, "watcher": Watcher, "worker": Worker,
-    "sleeper": Sleeper, "feeder": Feeder, "filler": Filler, "holder": Holder, "pinger": Pinger,
+    "sleeper": Sleeper, "feeder": Feeder, "filler": Filler, "crowder": Crowder, "holder": Holder, "pinger": Pinger,
 }
 dsn, log, seed = sys.argv[1:]
 running = {}

@@ -1,14 +1,15 @@
 """sleeper.py: clients of the second part, in which jobs are kept from starting.  See README.md, and common.py for the arguments.
 
-The argument tenant is a list of queues here.  A Sleeper works on these queues, and sleeps in idemq.wait_any for as long as it
-takes, so only idemq can wake it.  A Feeder enqueues.  A Filler enqueues into a queue that can be full, and sleeps in
-idemq.wait_for_room.  A Holder pauses and resumes, and a Pinger measures how late this machine is.  The lines of the log that
-begin with "watch" are for watchdog.py:
+A Sleeper works the queues that it is given in place of a tenant, and sleeps in idemq.wait_any for as
+long as it takes: nothing but idemq wakes it.  A Feeder enqueues; a Filler does so in queues that can be full, and sleeps in
+idemq.wait_for_room.  A Crowder enqueues into groups that can be full.  A Holder pauses and resumes, and a Pinger measures how late this machine is.  Lines of the log that begin with "watch" are for watchdog.py:
 
-    watch seeks NAME TIME QUEUES    from now on, sleeps or claims
-    watch tries NAME TIME QUEUES    claims, and will roll back; the state of these queues is unknown until its next line
-    watch needs NAME TIME QUEUE N   sleeps until there is room for N jobs
-    watch fills NAME TIME           enqueues; the number of jobs is unknown until its next line
+    watch seeks NAME TIME QUEUES    sleeps or claims from here on
+    watch tries NAME TIME QUEUES    claims, and will roll back; until its next line nothing is known of these queues
+    watch needs NAME TIME QUEUE N   sleeps until there is room for so many jobs
+    watch fills NAME TIME           enqueues, and until its next line it is not known how many jobs there are
+    watch over NAME TIME QUEUE N GROUP   a snapshot has shown so many unfinished jobs; without a group, in the queue
+    watch refused NAME TIME QUEUE   a group was full
     watch leaves NAME TIME          has a job, or has lost its session
     watch answered ID TIME          the transaction of the row ID of happened is known to have committed
     watch late BEGIN END SECONDS    during this time, the machine delayed the Pinger by SECONDS
@@ -138,6 +139,29 @@ class Feeder(WatchedClient):
             delay = 0.0 if self.dice.random() < 0.4 else self.dice.uniform(0.02, 0.8)
             self.do(lambda name=name, delay=delay: self.transaction("SELECT watch_enqueue(%s, %s, make_interval(secs => %s))", (queue, name, delay), 0.03))
         self.next[queue] = time.time() + self.dice.uniform(0, 0.3)
+
+
+class Crowder(WatchedClient):
+    """Fills two groups of each queue, so that many of its jobs are refused."""
+
+    COUNT = ("SELECT group_key, count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id(%s) AND finished_at IS NULL GROUP BY 1 "
+             "HAVING count(*) > (SELECT group_max_unfinished FROM watched WHERE queue = %s)")
+
+    def work(self):
+        for queue in self.queues:
+            for name, there in self.ask(self.COUNT, (queue, queue)):
+                self.mark("over", queue, there, name)
+            delay = 0.0 if self.dice.random() < 0.7 else self.dice.uniform(0.02, 0.4)
+            jobs = self.dice.choice((1, 1, 2))
+            name = self.dice.choice(NAMES[:2])
+            if self.do(lambda queue=queue, name=name, delay=delay, jobs=jobs: self.crowd(queue, name, delay, jobs), ("IQ007",)) == "IQ007":
+                self.mark("refused", queue)
+        time.sleep(self.dice.uniform(0, 0.3))
+        return True
+
+    def crowd(self, queue, name, delay, jobs):
+        self.transaction("SELECT watch_enqueue(%s, %s, make_interval(secs => %s)) FROM generate_series(1, %s) ORDER BY 1 LIMIT 1",
+                         (queue, name, delay, jobs), 0.1)
 
 
 class Filler(WatchedClient):

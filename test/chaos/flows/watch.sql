@@ -7,21 +7,24 @@ CREATE TABLE happened (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, what 
 	t0 timestamptz, t1 timestamptz DEFAULT clock_timestamp(), ready timestamptz, until timestamptz, worker text);
 
 CREATE TABLE watched (queue text PRIMARY KEY, grouped bool, max_running int, group_max_running int, rate int, group_rate int, period interval,
-	max_unfinished int);
--- There are several queues of each kind, so that in each of them there is often no event that would wake a worker by chance.
-INSERT INTO watched SELECT kind || n, grouped, max_running, group_max_running, rate, group_rate, period, max_unfinished FROM (VALUES
-	('w.plain', false, NULL, 1, NULL, NULL, interval '500 ms', NULL::int),
-	('w.fifo', true, NULL, 1, NULL, NULL, '500 ms', NULL),
-	('w.permits', true, NULL, 2, NULL, NULL, '500 ms', NULL),
-	('w.tenants', true, NULL, 2, NULL, 2, '600 ms', NULL),
-	('w.rate', false, NULL, 1, 3, NULL, '500 ms', NULL),
-	('w.rates', true, NULL, 1, 4, 2, '700 ms', NULL),
-	('w.one', false, 1, 1, NULL, NULL, '500 ms', NULL),
-	('w.full', false, NULL, 1, NULL, NULL, '500 ms', 3)) k (kind, grouped, max_running, group_max_running, rate, group_rate, period, max_unfinished),
+	max_unfinished int, group_max_unfinished int);
+-- Several of each kind: in each there is often nothing that would wake a worker by chance.
+INSERT INTO watched SELECT kind || n, grouped, max_running, group_max_running, rate, group_rate, period, max_unfinished, group_max_unfinished FROM (VALUES
+	('w.plain', false, NULL, 1, NULL, NULL, interval '500 ms', NULL::int, NULL::int),
+	('w.fifo', true, NULL, 1, NULL, NULL, '500 ms', NULL, NULL),
+	('w.permits', true, NULL, 2, NULL, NULL, '500 ms', NULL, NULL),
+	('w.tenants', true, NULL, 2, NULL, 2, '600 ms', NULL, NULL),
+	('w.rate', false, NULL, 1, 3, NULL, '500 ms', NULL, NULL),
+	('w.rates', true, NULL, 1, 4, 2, '700 ms', NULL, NULL),
+	('w.one', false, 1, 1, NULL, NULL, '500 ms', NULL, NULL),
+	('w.groups', true, NULL, 2, NULL, NULL, '500 ms', NULL, 3),
+	('w.full', false, NULL, 1, NULL, NULL, '500 ms', 3, NULL)) k (kind, grouped, max_running, group_max_running, rate, group_rate, period, max_unfinished,
+		group_max_unfinished),
 	generate_series(1, 3) n;
 SELECT idemq.create_queue(queue, lease => make_interval(secs => 5 * slow()), retry_max => '1 s', max_attempts => 1000000, retention => '1 day',
 	max_running => max_running, group_max_running => group_max_running, rate_limit => rate, rate_period => period,
-	group_rate_limit => group_rate, group_rate_period => period, max_unfinished => max_unfinished) FROM watched;
+	group_rate_limit => group_rate, group_rate_period => period, max_unfinished => max_unfinished,
+	group_max_unfinished => group_max_unfinished) FROM watched;
 
 CREATE FUNCTION watch_enqueue(q text, name text, delay interval) RETURNS bigint LANGUAGE sql AS $$
 	WITH new AS (SELECT id, clock_timestamp() AS t1 FROM idemq.enqueue(q, '{}', group_key => name, delay => delay))

@@ -137,6 +137,7 @@ class Watchdog:
         self.away = set()  # why no instant counts right now
         self.late = None
         self.answered = {}
+        self.refused = 0
         self.read_ledger()
         self.read_log()
 
@@ -327,8 +328,11 @@ class Watchdog:
         room.last.append((now, f"{name} left"))
         return [room]
 
-    def on_over(self, now, _name, q, jobs):
-        found(f"{jobs} jobs in {q} at {now:.6f}:", self.rooms[q].state(now))
+    def on_over(self, now, _name, q, jobs, group=""):
+        found(f"{jobs} jobs in {q} {group} at {now:.6f}:", self.rooms.get(q, self.queues[q]).state(now))
+
+    def on_refused(self, *_):
+        self.refused += 1
 
     # ---- The end of a client, and of all
 
@@ -391,6 +395,7 @@ class Watchdog:
                 starts[row[2]].append(row)
         checked = self.check_closings(starts)
         checked += self.check_rates(starts)
+        self.check_groups()
         print("figure: starts", sum(map(len, starts.values())), "effects", sum(ends.values()), "checked for rates and closings", checked)
 
     def check_closings(self, starts):
@@ -411,6 +416,20 @@ class Watchdog:
                     if name is None or start[3] == name:
                         found("a start in a", what, f"of {q} {name} from {begin:.6f} to {end:.6f}:", start)
         return checked
+
+    def check_groups(self):
+        """No group has had more unfinished jobs than group_max_unfinished, by the times of all commits."""
+        full = 0
+        for q, limit in rows("SELECT queue, group_max_unfinished FROM watched WHERE group_max_unfinished IS NOT NULL"):
+            # What ends at the same time comes first: the room of a job is free when its end can be seen.
+            changes = sorted((row[10], 1 if row[1] == "enqueue" else -1, row[3]) for row in self.ledger if row[2] == q and row[1] in ("enqueue", "commit"))
+            jobs = Counter()
+            for when, change, name in changes:
+                jobs[name] += change
+                full += change > 0 and jobs[name] == limit
+                if jobs[name] > limit:
+                    found(f"{jobs[name]} unfinished jobs of group {name} in {q} at {when:.6f}")
+        print("figure: groups that became full", full, "jobs refused", self.refused)
 
     def check_rates(self, starts):
         checked = 0
