@@ -263,7 +263,7 @@ idemq_room_for_new_job(JobsTable *table, const QueueInfo *queue, const JobChange
 		return true;
 	if (rule == FULL_RAISES)
 		idemq_group_room_refuse(queue, columns, group);
-	if (rule == FULL_SKIPS && in_queue > 0)
+	if (rule == FULL_SKIPS && queue->max_unfinished > 0)
 		idemq_pending_room_give_back(queue, in_queue);
 	return false;
 }

@@ -165,7 +165,8 @@ typedef struct KeyedRoom
 {
 	int64 in_queue; /* taken for the job */
 	int64 in_group;
-	bool is_full;	   /* the job is added all the same */
+	bool has_room;	   /* the queue has room for the job, which may not have had to take any */
+	bool is_full;	   /* the queue or the group is full, but the job is added nevertheless */
 	bool looked_again; /* for a duplicate, after the queue or the group was found to be full */
 } KeyedRoom;
 
@@ -199,12 +200,17 @@ take_keyed_room(JobsTable *table, const QueueInfo *queue, const JobChange *colum
 	GroupRoom group = GROUP_ROOM_TAKEN;
 	bool queue_is_full;
 
-	if (rule->when_full == FULL_UNASKED || room->is_full)
+	if (rule->when_full == FULL_UNASKED || room->is_full || room->has_room)
 		return KEYED_ADD;
-	queue_is_full = !idemq_room_try(queue, 1, &room->in_queue);
-	if (!queue_is_full)
+	/* A duplicate needs no room, not even while it waits for the transaction that has its key. */
+	if (wait == JOB_WAITS && (queue->max_unfinished > 0 || queue->group_max_unfinished > 0) &&
+		idemq_jobs_await_key(table, queue->id, columns->values[COL_KEY]))
+		return KEYED_LOOK;
+	room->has_room = idemq_room_try(queue, 1, &room->in_queue);
+	queue_is_full = !room->has_room;
+	if (room->has_room)
 		group = idemq_group_room_try(table, queue, columns, &room->in_group);
-	if (!queue_is_full && group == GROUP_ROOM_TAKEN)
+	if (room->has_room && group == GROUP_ROOM_TAKEN)
 		return KEYED_ADD;
 	if (rule->when_full == FULL_ADDS)
 	{

@@ -29,8 +29,8 @@
  * rollback gives it back.  Without that note, the other notes are as they were when the subtransaction
  * began.  shared/queue_states/unfinished.c proves that the limit holds.
  *
- * It also remembers whether rows were written when the queue was not known to have
- * group_max_unfinished: then their groups are not noted (txn/pending_group_room.c).
+ * A note also says whether rows were written before the transaction knew of the queue's
+ * group_max_unfinished, because their groups were not noted (txn/pending_group_room.c).
  *
  * The stack is kept for the next transaction; unused notes are clean.  It
  * grows when something is noted; what txn/at_end.c calls neither allocates nor raises.
@@ -70,9 +70,10 @@ typedef struct Owed
 	TimestampTz expires_at; /* the earliest; DT_NOEND: none expires */
 	int free;		/* ended attempts whose permit is not taken; below 0: the parent's is taken */
 	int uncounted;	/* ended attempts that were not counted */
-	bool asks;		/* it has enqueued into a queue with max_unfinished */
-	bool misses;	/* it has written jobs whose groups were not noted (pending_group_room.c) */
-	RoomTaken room; /* that it has there */
+	bool asks;		/* has enqueued into this queue, which has max_unfinished */
+	bool misses;	/* has written jobs whose groups were not noted (pending_group_room.c) */
+	RoomTaken room; /* room taken in this queue */
+	int64 coming;	/* jobs that have got room, and whose rows have not been written yet */
 	ReadyKey least[IDEMQ_PRIORITIES];
 	CounterDelta delta;
 } Owed;
@@ -89,7 +90,7 @@ pending_queues_reset_note(Owed *note)
 	note->ready = note->free = note->uncounted = 0;
 	note->later = note->expires_at = DT_NOEND;
 	note->asks = note->misses = false;
-	note->room.jobs = 0;
+	note->room.jobs = note->coming = 0;
 	memset(note->delta.gauges, 0, sizeof(note->delta.gauges));
 	memset(note->delta.counters, 0, sizeof(note->delta.counters));
 	for (int t = 0; t < TIMING_COUNT; t++)
@@ -236,6 +237,8 @@ idemq_pending_counts_row(int32 queue_id, int from, int to)
 	note = owed_to(queue_id);
 	if (from != NO_ROW)
 		note->delta.gauges[from]--;
+	else if (unlikely(note->coming > 0))
+		note->coming--;
 	if (to != NO_ROW)
 		note->delta.gauges[to]++;
 	note->misses |= !idemq_queue_limits_groups(queue_id);
@@ -459,6 +462,7 @@ merge(Owed *to, const Owed *from)
 	to->uncounted += from->uncounted;
 	to->asks |= from->asks;
 	to->misses |= from->misses;
+	to->coming += from->coming;
 	if (to->room.jobs == 0 || (from->room.jobs != 0 && from->room.life != to->room.life))
 		to->room = from->room;
 	else
