@@ -146,14 +146,14 @@ note_move(const JobVersion *before, const JobVersion *after)
 		idemq_pending_note(ACTION_ROWS, NULL, 0);
 }
 
-/* Counts a version of a row in its group if the queue has group_max_unfinished. */
+/* Counts a version of a row in its group if the queue has group_max_unfinished.  is_new: an INSERT. */
 static void
-count_in_group(const JobVersion *version, int count)
+count_in_group(const JobVersion *version, int count, bool is_new)
 {
 	if (version == NULL || !version->is_grouped || version->is_finished)
 		return;
 	if (idemq_queue_limits_groups(version->queue_id))
-		idemq_pending_group_room_row(version->queue_id, version->group, count);
+		idemq_pending_group_room_row(version->queue_id, version->group, count, is_new);
 	else
 		idemq_pending_group_room_miss(version->queue_id);
 }
@@ -162,8 +162,8 @@ count_in_group(const JobVersion *version, int count)
 static void
 count_row(const JobVersion *before, const JobVersion *after)
 {
-	count_in_group(before, -1);
-	count_in_group(after, 1);
+	count_in_group(before, -1, false);
+	count_in_group(after, 1, before == NULL);
 	if (before != NULL && after != NULL && before->queue_id == after->queue_id)
 		idemq_pending_counts_row(before->queue_id, before->status, after->status);
 	else

@@ -204,28 +204,36 @@ idemq_group_room_try(JobsTable *table, const QueueInfo *queue, const JobChange *
 	idemq_group_room_key(&ask.key, queue->id, ask.name);
 	IDEMQ_STOP("group_room_asks");
 	room = ask_take(table, queue, &ask);
-	if (room != GROUP_ROOM_TAKEN || ask.taken == 0)
-		return room;
-	IDEMQ_STOP("group_room_taken");
-	snapshot = count_snapshot();
-	if (!ask_fits(table, queue, &ask, snapshot))
-		room = GROUP_ROOM_FULL;
-	UnregisterSnapshot(snapshot);
+	if (room == GROUP_ROOM_TAKEN && ask.taken > 0)
+	{
+		IDEMQ_STOP("group_room_taken");
+		snapshot = count_snapshot();
+		if (!ask_fits(table, queue, &ask, snapshot))
+			room = GROUP_ROOM_FULL;
+		UnregisterSnapshot(snapshot);
+	}
+	if (room == GROUP_ROOM_TAKEN)
+		idemq_pending_group_room_expect(&ask.key, 1);
 	*taken += ask.taken;
 	return room;
 }
 
-/* Gives back the room that was just taken for a job that will not be added. */
+/*
+ * Notes that a job which has got room will not be added, and gives back the room that was just taken
+ * for it.
+ */
 void
 idemq_group_room_return(const QueueInfo *queue, const JobChange *columns, int64 taken)
 {
 	GroupRoomKey key;
 	Datum name;
 
-	if (taken == 0 || !is_limited(queue, columns, &name))
+	if (!is_limited(queue, columns, &name))
 		return;
 	idemq_group_room_key(&key, queue->id, name);
-	idemq_pending_group_room_give_back(&key, taken);
+	idemq_pending_group_room_expect(&key, -1);
+	if (taken > 0)
+		idemq_pending_group_room_give_back(&key, taken);
 }
 
 /* Raises IQ007 for a new job of a full group; 53400 if its group has no entry. */
@@ -390,6 +398,11 @@ idemq_group_rooms_for(JobsTable *table, GroupAsks *asks, const int *elements, in
 			rest.groups[asks->group_of[elements[i]]].jobs++;
 	}
 	take_all(table, &rest, false);
+	for (int i = 0; i < asks->count; i++)
+	{
+		if (rest.groups[i].jobs > 0)
+			idemq_pending_group_room_expect(&rest.groups[i].key, rest.groups[i].jobs);
+	}
 	pfree(rest.groups);
 }
 

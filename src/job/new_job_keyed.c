@@ -165,7 +165,8 @@ typedef struct KeyedRoom
 {
 	int64 in_queue; /* taken for the job */
 	int64 in_group;
-	bool has_room;	   /* the queue has room for the job, which may not have had to take any */
+	bool has_room; /* the queue has room for the job, which may not have had to take any */
+	bool has_group_room;
 	bool is_full;	   /* the queue or the group is full, but the job is added nevertheless */
 	bool looked_again; /* for a duplicate, after the queue or the group was found to be full */
 } KeyedRoom;
@@ -176,10 +177,10 @@ give_room_back(const QueueInfo *queue, const JobChange *columns, KeyedRoom *room
 {
 	if (unlikely(room->has_room && queue->max_unfinished > 0))
 		idemq_pending_room_give_back(queue, room->in_queue);
-	if (unlikely(room->in_group > 0))
+	if (unlikely(room->has_group_room))
 		idemq_group_room_return(queue, columns, room->in_group);
 	room->in_queue = room->in_group = 0;
-	room->has_room = false;
+	room->has_room = room->has_group_room = false;
 }
 
 typedef enum KeyedStep
@@ -210,7 +211,8 @@ take_keyed_room(JobsTable *table, const QueueInfo *queue, const JobChange *colum
 	queue_is_full = !room->has_room;
 	if (room->has_room)
 		group = idemq_group_room_try(table, queue, columns, &room->in_group);
-	if (room->has_room && group == GROUP_ROOM_TAKEN)
+	room->has_group_room = room->has_room && group == GROUP_ROOM_TAKEN;
+	if (room->has_group_room)
 		return KEYED_ADD;
 	if (rule->when_full == FULL_ADDS)
 	{

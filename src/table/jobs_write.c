@@ -157,12 +157,12 @@ count_update_in_group(const Job *job, const JobChange *change)
 	if (before == after && !new_group)
 		return;
 	if (before)
-		idemq_pending_group_room_row(job->queue_id, job_value(job, COL_GROUP_KEY), -1);
+		idemq_pending_group_room_row(job->queue_id, job_value(job, COL_GROUP_KEY), -1, false);
 	if (after)
 		idemq_pending_group_room_row(job->queue_id,
 									 new_group ? change->values[COL_GROUP_KEY]
 											   : job_value(job, COL_GROUP_KEY),
-									 1);
+									 1, false);
 }
 
 /*
@@ -248,7 +248,7 @@ idemq_jobs_delete(JobsTable *table, const Job *job)
 		idemq_pending_counts_row(job->queue_id, job->status, NO_ROW);
 	if (result == TM_Ok && idemq_queue_limits_groups(job->queue_id) &&
 		counts_in_group(job->status, job_has(job, COL_GROUP_KEY)))
-		idemq_pending_group_room_row(job->queue_id, job_value(job, COL_GROUP_KEY), -1);
+		idemq_pending_group_room_row(job->queue_id, job_value(job, COL_GROUP_KEY), -1, false);
 	return write_result(result);
 }
 
@@ -279,7 +279,7 @@ idemq_jobs_count_new(const TupleTableSlot *row)
 	idemq_pending_counts_row(queue_id, NO_ROW, status);
 	if (idemq_queue_limits_groups(queue_id) &&
 		counts_in_group(status, !row->tts_isnull[COL_GROUP_KEY]))
-		idemq_pending_group_room_row(queue_id, row->tts_values[COL_GROUP_KEY], 1);
+		idemq_pending_group_room_row(queue_id, row->tts_values[COL_GROUP_KEY], 1, true);
 }
 
 /* Inserts a row; columns that are not set are NULL. */

@@ -21,6 +21,9 @@
  * what it has added is counted in the rows (job/group_room.c), and corrected here.  That is undone
  * together with the rows, because they were written before.
  *
+ * A job that has got room counts as coming until its row is written, because a trigger on idemq.jobs
+ * may enqueue before that.
+ *
  * PREPARE TRANSACTION is refused after an enqueue into such a group, because no session would hold
  * the room of the prepared transaction.  Jobs that were added or ended in another way need no room,
  * and are counted in the rows.
@@ -45,9 +48,10 @@
 typedef struct RoomNote
 {
 	GroupRoomKey key;
-	int64 added; /* number of unfinished jobs added, less those ended */
-	int64 room;	 /* room taken */
-	int last;	 /* index of the latest change; NO_CHANGE: none */
+	int64 added;  /* number of unfinished jobs added, less those ended */
+	int64 room;	  /* room taken */
+	int64 coming; /* jobs that have got room, and whose rows have not been written yet */
+	int last;	  /* index of the latest change; NO_CHANGE: none */
 } RoomNote;
 
 typedef struct RoomChange
@@ -57,7 +61,8 @@ typedef struct RoomChange
 	int before; /* index of the previous change of the same group; NO_CHANGE: none */
 	int64 added;
 	int64 room; /* never below 0 */
-	bool asks;	/* this subtransaction has enqueued */
+	int64 coming;
+	bool asks; /* this subtransaction has enqueued */
 } RoomChange;
 
 /* NULL between transactions. */
@@ -87,7 +92,7 @@ change_of(const GroupRoomKey *key)
 	note = hash_search(notes, key, HASH_ENTER, &found);
 	if (!found)
 	{
-		note->added = note->room = 0;
+		note->added = note->room = note->coming = 0;
 		note->last = NO_CHANGE;
 	}
 	if (note->last == NO_CHANGE || changes[note->last].subid != subid)
@@ -98,12 +103,20 @@ change_of(const GroupRoomKey *key)
 	return &changes[note->last];
 }
 
+static void
+expect(RoomChange *change, int64 jobs)
+{
+	change->coming += jobs;
+	change->note->coming += jobs;
+}
+
 /*
  * Notes unfinished jobs that this transaction adds to a group of a queue with the limit, or ends there
- * if count is negative.  name: text, not NULL; a group whose name is empty has no limit.
+ * if count is negative.  is_new: the row was inserted.  name: text, not NULL; a group whose name is
+ * empty has no limit.
  */
 void
-idemq_pending_group_room_row(int32 queue_id, Datum name, int count)
+idemq_pending_group_room_row(int32 queue_id, Datum name, int count, bool is_new)
 {
 	GroupRoomKey key;
 	RoomChange *change;
@@ -114,6 +127,15 @@ idemq_pending_group_room_row(int32 queue_id, Datum name, int count)
 	change = change_of(&key);
 	change->added += count;
 	change->note->added += count;
+	if (unlikely(is_new && change->coming > 0))
+		expect(change, -1);
+}
+
+/* Notes that this subtransaction will write the rows of jobs that have got room. */
+void
+idemq_pending_group_room_expect(const GroupRoomKey *key, int64 jobs)
+{
+	expect(change_of(key), jobs);
 }
 
 /*
@@ -129,8 +151,9 @@ idemq_pending_group_room_correct(const GroupRoomKey *key, int64 added)
 }
 
 /*
- * Returns how much room this transaction lacks to add jobs to a group, and notes that it asks.  What
- * it has taken, and the jobs that it has ended itself, it may use.
+ * Returns how much room this transaction lacks to add jobs to a group, and notes that it has asked.
+ * The transaction may use room that it has already taken, and that of jobs that it has ended itself,
+ * but not the room of jobs that are coming.
  */
 int64
 idemq_pending_group_room_lacks(const GroupRoomKey *key, int64 jobs)
@@ -138,7 +161,7 @@ idemq_pending_group_room_lacks(const GroupRoomKey *key, int64 jobs)
 	RoomChange *change = change_of(key);
 
 	change->asks = true;
-	return Max(jobs + change->note->added - change->note->room, 0);
+	return Max(jobs + change->note->added + change->note->coming - change->note->room, 0);
 }
 
 /* Like idemq_group_room_take, but also notes the room for this transaction. */
@@ -206,6 +229,7 @@ idemq_pending_group_room_release(SubTransactionId subid, SubTransactionId parent
 		{
 			known->added += change.added;
 			known->room += change.room;
+			known->coming += change.coming;
 			known->asks |= change.asks;
 			change.note->last = change.before;
 		}
@@ -229,6 +253,7 @@ idemq_pending_group_room_undo(SubTransactionId from)
 
 		change->note->added -= change->added;
 		change->note->room -= change->room;
+		change->note->coming -= change->coming;
 		change->note->last = change->before;
 		idemq_group_room_give_back(&change->note->key, change->room);
 	}

@@ -147,7 +147,8 @@ extern void idemq_pending_groups_forget(void);
  *		What this transaction does to the groups of queues with group_max_unfinished.
  */
 
-extern void idemq_pending_group_room_row(int32 queue_id, Datum name, int count);
+extern void idemq_pending_group_room_row(int32 queue_id, Datum name, int count, bool is_new);
+extern void idemq_pending_group_room_expect(const GroupRoomKey *key, int64 jobs);
 extern void idemq_pending_group_room_correct(const GroupRoomKey *key, int64 added);
 extern int64 idemq_pending_group_room_lacks(const GroupRoomKey *key, int64 jobs);
 extern bool idemq_pending_group_room_take(const QueueState *qstate, const GroupRoomKey *key,

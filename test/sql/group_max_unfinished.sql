@@ -455,6 +455,51 @@ SELECT count(*) FROM idemq.jobs WHERE payload = '"tick"' AND group_key = 'g';
 SELECT idemq.run_schedule_now('s');
 SELECT idemq.unschedule('s');
 
+-- A trigger on idemq.jobs enqueues before the row that fires it is counted, or after: both jobs need room.
+CREATE FUNCTION follow_up() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	IF NEW.payload = '"first"' THEN
+		PERFORM idemq.enqueue('q', '"second"', group_key => 'g');
+	END IF;
+	RETURN NEW;
+END $$;
+CREATE TABLE results (call text, room int, state text, unfinished text);
+CREATE SEQUENCE numbers;
+CREATE PROCEDURE fire() LANGUAGE plpgsql AS $$
+DECLARE
+	call text;
+BEGIN
+	TRUNCATE results;
+	FOREACH call IN ARRAY ARRAY[$s$enqueue('q', '"first"', group_key => 'g')$s$, $s$enqueue('q', '"first"', 'k' || clock_timestamp(), group_key => 'g')$s$,
+		$s$enqueue_sequenced('q', 'p', nextval('numbers'), '"first"', group_key => 'g')$s$,
+		$s$enqueue_many('q', '{1,"\"first\""}', group_keys => '{g,g}')$s$] LOOP
+		FOR room IN 1 .. 3 LOOP
+			CALL fresh(5, 5 - room);
+			COMMIT;
+			INSERT INTO results VALUES (call, room, state_of('SELECT idemq.' || call));
+			COMMIT;
+			UPDATE results r SET unfinished = unfinished() WHERE r.unfinished IS NULL;
+		END LOOP;
+	END LOOP;
+END $$;
+CREATE TRIGGER follow_up BEFORE INSERT ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION follow_up();
+CALL fire();
+SELECT call, string_agg(format('%s, %s', state, unfinished), '; ' ORDER BY room) FROM results GROUP BY 1 ORDER BY 1;
+DROP TRIGGER follow_up ON idemq.jobs;
+CREATE TRIGGER follow_up AFTER INSERT ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION follow_up();
+CALL fire();
+SELECT call, string_agg(format('%s, %s', state, unfinished), '; ' ORDER BY room) FROM results GROUP BY 1 ORDER BY 1;
+-- Room that was expected is not lost: duplicates, and rollbacks to savepoints.
+BEGIN;
+SELECT idemq.drop_queue('q', force => true), idemq.create_queue('q', group_max_unfinished => 3);
+SELECT count(*) FROM idemq.enqueue_many('q', '{1,1}', keys => '{k,k}', group_keys => '{g,g}', on_duplicate => 'ignore');
+SAVEPOINT a;
+SELECT state_of($s$SELECT idemq.enqueue('q', '"first"', group_key => 'g')$s$), unfinished();
+ROLLBACK TO SAVEPOINT a;
+SELECT state_of($$SELECT add(2)$$), state_of('SELECT add()'), unfinished();
+COMMIT;
+DROP TRIGGER follow_up ON idemq.jobs;
+
 -- With a trigger of a user, rows are written by SQL, and counted once.
 CALL fresh(2, 2);
 CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
