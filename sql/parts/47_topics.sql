@@ -224,7 +224,9 @@ CREATE FUNCTION idemq.bind_topic(pattern text, queue text, when_full text DEFAUL
 	RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.bind_topic(text, text, text)
-	IS 'Bind a queue to a topic pattern, so that the queue gets a job for each message published to a matching topic. * matches one word, and # matches any number of words, including none. The first word must be a topic space. If the queue or the group is full, the queue still gets the job, unless when_full is skip. Returns false if the role has already bound the queue to this pattern with the same when_full. Requires bind on the topic space and enqueue on the queue, both now and whenever a message is published.';
+	IS 'Bind a queue to a topic pattern, so that the queue gets a job for each message published to a matching topic. Returns false if the role has already bound the queue to this pattern with the same when_full. Requires bind on the topic space and enqueue on the queue, both now and whenever a message is published.
+- pattern: * matches one word, and # matches any number of words, including none. The first word must be a topic space.
+- when_full: whether the queue still gets the job if the queue or the group is full: add (the default) or skip';
 
 -- A binding is of the role that makes it, and as good as that role's rights are when something is
 -- published (src/api/publish.c).  Two roles may bind one queue by one pattern; each binding stands
