@@ -386,7 +386,7 @@ CREATE FUNCTION idemq_internal.delete_by_time(
 				AND coalesce(l.group_key, '') = '' AND l.until > o.until)
 			LIMIT most FOR UPDATE SKIP LOCKED))
 	), gone_over_limit AS (
-		-- What publishers above READ COMMITTED have left goes into the bindings (src/api/publish.c).
+		-- Adds the rows that publishers have left to the counts of their bindings (src/api/publish.c).
 		DELETE FROM idemq_internal.topic_over_limit o WHERE o.ctid = ANY (ARRAY(
 			SELECT l.ctid FROM idemq_internal.topic_over_limit l
 			JOIN idemq_internal.topic_binding_entries b USING (topic, pattern, queue_id, role_name)

@@ -440,7 +440,7 @@ typedef enum GroupRoom
 {
 	GROUP_ROOM_TAKEN, /* or none was needed */
 	GROUP_ROOM_FULL,
-	GROUP_ROOM_NO_ENTRY /* shared memory has no room for another group */
+	GROUP_ROOM_NO_ENTRY /* shared memory has no free entry for the group */
 } GroupRoom;
 
 extern GroupRoom idemq_group_room_try(JobsTable *table, const QueueInfo *queue,

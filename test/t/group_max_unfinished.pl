@@ -182,19 +182,19 @@ sql($node, "SELECT count(*) FROM idemq.enqueue_many('q', '{1,1}', keys => '{e,f}
 	is_sql($node, "SELECT outcome FROM idemq.enqueue('r', '1', group_key => 'g')", 'accepted', 'and so does an enqueue into another queue');
 	$other->query_safe("BEGIN; SELECT count(*) FROM idemq.enqueue_many('r', '{1,1}', group_keys => '{a,b}')");
 	is_sql($node, "SELECT used, size, refused FROM idemq.memory WHERE resource = 'group room'", '4|4|1', 'idemq.memory');
-	is_state($node, "SELECT idemq.enqueue_many('q', '{1,1,1}', group_keys => '{c,d,e}')", '53400', 'nor for three groups at once');
-	is_state($node, "SELECT idemq.enqueue_many('q', '{1,1}', keys => '{k,l}', group_keys => '{c,d}')", '53400', 'nor for jobs with keys');
+	is_state($node, "SELECT idemq.enqueue_many('q', '{1,1,1}', group_keys => '{c,d,e}')", '53400', 'there are no entries for three groups in one call');
+	is_state($node, "SELECT idemq.enqueue_many('q', '{1,1}', keys => '{k,l}', group_keys => '{c,d}')", '53400', 'nor for two groups of jobs with keys');
 	is_sql($node, "SELECT string_agg(outcome::text, ' ') FROM idemq.enqueue_many('q', '{1,1,1}', keys => '{e,f,NULL}', group_keys => '{e,f,b}')",
-		'duplicate duplicate accepted', 'duplicates of other groups need no room');
+		'duplicate duplicate accepted', 'duplicates in groups without an entry need no room');
 	is_sql($node, 'SELECT outcome FROM idemq.publish(\'news\', \'1\', group_key => \'e\'); SELECT over_limit FROM idemq.topic_bindings', "accepted\n1",
-		'a published job of another group is added, and counted');
-	is_sql($node, $taken, '4', 'nothing else is taken');
+		'a published job in a group without an entry is added, and counted in over_limit');
+	is_sql($node, $taken, '4', 'no other entries are in use');
 	$holder->query_safe('ROLLBACK');
 	is_sql($node, $add, 'accepted', 'after the end of the transaction there is an entry again');
 	$other->query_safe('COMMIT');
 	is_sql($node, $taken, '0', 'at rest the table is empty');
 
-	# A key that an open transaction is giving to a job by the room of one that it has ended, without an entry.
+	# An open transaction enqueues a key with the room of a job that it has ended, so its group has no entry.
 	my $waiter = session($node);
 	$other->query_safe("BEGIN; $finish; SELECT outcome FROM idemq.enqueue('q', '1', 'm', group_key => 'g')");
 	$holder->query_safe("BEGIN; SELECT count(*) FROM idemq.enqueue_many('q', '{1,1}', group_keys => '{c,d}')");
@@ -202,7 +202,7 @@ sql($node, "SELECT count(*) FROM idemq.enqueue_many('q', '{1,1}', keys => '{e,f}
 	send_to($waiter, "SELECT outcome FROM idemq.enqueue('q', '1', 'm', group_key => 'g')");
 	wait_until($node, "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = $waiter->{backend}");
 	$other->query_safe('COMMIT');
-	is(answer_of($waiter), 'duplicate 1', 'a duplicate of an open transaction waits for it, even without an entry');
+	is(answer_of($waiter), 'duplicate 1', 'a duplicate waits for the open transaction that has its key, even if there is no free entry');
 	$holder->query_safe('ROLLBACK');
 	leave($waiter);
 	leave($holder);

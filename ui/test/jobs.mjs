@@ -202,7 +202,7 @@ ok((await said(page)).includes('Nothing was enqueued, because this job already h
 await value("SELECT idemq.alter_queue('desk', max_unfinished => 1)");
 await page.goto(`${base}/queue/desk/enqueue`);
 await enter({ payload: '{"by": "hand"}', kind: 'note' });
-ok((await said(page)).includes('queue "desk" is full (IQ007)') && await page.locator('[name="kind"]').inputValue() === 'note', 'a full queue is said, and what was written stays', await said(page));
+ok((await said(page)).includes('queue "desk" is full (IQ007)') && await page.locator('[name="kind"]').inputValue() === 'note', 'the form shows that the queue is full, and keeps the input', await said(page));
 await value("SELECT idemq.alter_queue('desk', max_unfinished => 0)");
 
 // A job: its actions, with their questions.
