@@ -1,6 +1,7 @@
 /*
  * schedule/calendar.c
- *		A cron expression in its time zone: the SQL functions next_tick, last_tick and next_run.
+ *		A cron expression in its time zone, or an interval: the SQL functions next_tick, last_tick
+ *		and next_run.
  *
  * Times here come from the wall clock (idemq_wall_now), not from idemq_now(), because a calendar
  * follows the wall clock.
@@ -52,6 +53,28 @@ asks_for_last_day(const char *cron)
 	return false;
 }
 
+/* Raises 22023 for an expression that cannot be read. */
+pg_noreturn static void
+refuse_expression(const char *cron, const char *error)
+{
+	if (idemq_is_every(cron))
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid interval \"%s\"", cron), errdetail("%s.", error),
+				errhint("Pass the word every, a whole number and s, min or h, for example "
+						"'every 10 s'. The interval must be between 1 s and 24 h."));
+	ereport(
+		ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+		errmsg("invalid cron expression \"%s\"", cron), errdetail("%s.", error),
+		asks_for_last_day(cron)
+			? errhint("To run a job on the last day of each month, pass 28-31 as the day of month, "
+					  "and make the job do nothing unless the next day is the first. "
+					  "Alternatively, run the job on the first day of the next month with '0 0 1 * "
+					  "*'.")
+			: errhint("Pass minute, hour, day of month, month and day of week, for example '30 2 * "
+					  "* mon-fri', or @hourly, @daily, @weekly, @monthly or @yearly, or an "
+					  "interval, for example 'every 10 s'."));
+}
+
 /* Reads the arguments cron and time_zone, the first two; raises 22004, 22023. */
 static void
 read_calendar(FunctionCallInfo fcinfo, Calendar *calendar)
@@ -61,18 +84,15 @@ read_calendar(FunctionCallInfo fcinfo, Calendar *calendar)
 	char error[CRON_MAX_ERROR];
 
 	if (!idemq_cron_parse(cron, &calendar->cron, error))
-		ereport(
-			ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-			errmsg("invalid cron expression \"%s\"", cron), errdetail("%s.", error),
-			asks_for_last_day(cron)
-				? errhint(
-					  "To run a job on the last day of each month, pass 28-31 as the day of month, "
-					  "and make the job do nothing unless the next day is the first. "
-					  "Alternatively, run the job on the first day of the next month with '0 0 1 * "
-					  "*'.")
-				: errhint(
-					  "Pass minute, hour, day of month, month and day of week, for example '30 2 * "
-					  "* mon-fri', or @hourly, @daily, @weekly, @monthly or @yearly."));
+		refuse_expression(cron, error);
+	/* UTC is the default, and what its ticks are aligned to. */
+	if (calendar->cron.every > 0 && strcmp(zone, "UTC") != 0)
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("an interval cannot have a time zone"),
+				errdetail("The ticks of \"%s\" are multiples of the interval since 1970-01-01 "
+						  "00:00 UTC, in every time zone.",
+						  cron),
+				errhint("Omit time_zone, or pass a cron expression."));
 	calendar->zone = find_zone(zone);
 	if (calendar->zone == NULL)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
