@@ -103,7 +103,7 @@ idemq_every_parse(const char *text, int *seconds, char *error)
 	word = next_word(&text, &length);
 	if (!read_whole(word, length, EVERY_MAX, &number))
 	{
-		snprintf(error, CRON_MAX_ERROR, "expected a whole number after every, not \"%.*s\"",
+		snprintf(error, CRON_MAX_ERROR, "Expected a whole number after every, not \"%.*s\"",
 				 Min(length, 20), word);
 		return false;
 	}
@@ -111,19 +111,19 @@ idemq_every_parse(const char *text, int *seconds, char *error)
 	unit = unit_seconds(word, length);
 	if (unit == 0)
 	{
-		snprintf(error, CRON_MAX_ERROR, "expected s, min or h after the number, not \"%.*s\"",
+		snprintf(error, CRON_MAX_ERROR, "Expected s, min or h after the number, not \"%.*s\"",
 				 Min(length, 20), word);
 		return false;
 	}
 	if (number * unit < EVERY_MIN || number * unit > EVERY_MAX)
 	{
-		snprintf(error, CRON_MAX_ERROR, "the interval is not between 1 s and 24 h");
+		snprintf(error, CRON_MAX_ERROR, "The interval is not between 1 s and 24 h");
 		return false;
 	}
 	word = next_word(&text, &length);
 	if (length > 0)
 	{
-		snprintf(error, CRON_MAX_ERROR, "syntax error at \"%.*s\"", Min(length, 20), word);
+		snprintf(error, CRON_MAX_ERROR, "Syntax error at \"%.*s\"", Min(length, 20), word);
 		return false;
 	}
 	*seconds = (int) (number * unit);
