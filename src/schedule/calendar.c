@@ -65,15 +65,16 @@ refuse_expression(const char *cron, const char *error)
 				errmsg("invalid interval \"%s\"", cron), errdetail("%s.", error),
 				errhint("Pass the word every, a whole number and s, min or h, for example "
 						"'every 10 s'. The interval must be between 1 s and 24 h."));
-	ereport(
-		ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-		errmsg("invalid cron expression \"%s\"", cron), errdetail("%s.", error),
-		asks_for_last_day(cron)
-			? errhint("To run a job on the last day of each month, pass 28-31 as the day of month, "
+	ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			errmsg("invalid cron expression \"%s\"", cron), errdetail("%s.", error),
+			asks_for_last_day(cron)
+				? errhint(
+					  "To run a job on the last day of each month, pass 28-31 as the day of month, "
 					  "and make the job do nothing unless the next day is the first. "
 					  "Alternatively, run the job on the first day of the next month with '0 0 1 * "
 					  "*'.")
-			: errhint("Pass minute, hour, day of month, month and day of week, for example '30 2 * "
+				: errhint(
+					  "Pass minute, hour, day of month, month and day of week, for example '30 2 * "
 					  "* mon-fri', or @hourly, @daily, @weekly, @monthly or @yearly, or an "
 					  "interval, for example 'every 10 s'."));
 }

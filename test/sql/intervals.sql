@@ -23,7 +23,7 @@ SELECT c AS interval, idemq.next_tick(c, after => '2026-11-30 09:00:03.5') FROM 
 	'EVERY 10 S', '  every	 10   Min	']) WITH ORDINALITY t(c, n) ORDER BY n;
 SELECT said(format('SELECT idemq.next_tick(%L)', c)) FROM unnest(ARRAY['every 0 s', 'every 25 h', 'every 86401 s', 'every 1441 min', 'every 1.5 s', 'every -1 s', 'every +1 s', 'every 1e1 s', 'every ten s',
 	'every', 'every 10', 'every s', 'every second', 'every 10s', 'every 5 m', 'every 1 day', 'every 1 week', 'every 1000 ms', 'every 10 s 5 s', 'every 10 s * * *', 'every 1 h 30 min',
-	'every 99999999999999999999999999 s', 'every ' || repeat('9', 90) || ' s', 'every 1 ' || repeat('s', 90), 'every 10 s' || chr(10), 'every 10 é', 'everyday', 'every10 s', '@every 10 s', '10 s', repeat(' ', 1020) || 'every 10 s'])
+	'every 99999999999999999999999999 h', 'every ' || repeat('9', 90) || ' s', 'every 1 ' || repeat('s', 90), 'every 10 s' || chr(10), 'every 10 é', 'everyday', 'every10 s', '@every 10 s', '10 min', repeat(' ', 1020) || 'every 10 s'])
 	WITH ORDINALITY t(c, n) ORDER BY n;
 SELECT idemq.next_tick('every 0 s');
 -- A time zone is refused, UTC under another name as well.

@@ -13,6 +13,9 @@ use Test::More;
 
 my $node = new_server('intervals', 'idemq.worker' => 'on', 'idemq.test_clock' => 'on', 'max_worker_processes' => 12);
 
+# By how much the clock moves.
+my ($second, $two_seconds) = ('1 s', '2 s');  # meant to expire
+
 sql($node, q{CREATE VIEW ticks AS SELECT headers->>'schedule' AS schedule, (headers->>'tick')::timestamptz AS tick, id, xmin, enqueued_at, payload
 		FROM idemq.jobs WHERE headers ? 'tick'});
 # How often a schedule has ticked; that it ticks again, from now on.
@@ -23,7 +26,7 @@ sub goes_on
 	my ($schedule, $name, $times) = @_;
 	my $count = ticked($schedule) + ($times // 1);
 
-	advance($node, '1 s') foreach 1 .. $times // 1;
+	advance($node, $second) foreach 1 .. $times // 1;
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	return is_soon($node, "SELECT count(*) >= $count FROM ticks WHERE schedule = '$schedule'", $name);
 }
@@ -31,7 +34,7 @@ sub goes_on
 # ---- A hundred schedules of a second: one transaction has the ticks of all that are due together
 
 sql($node, q{SELECT count(idemq.schedule('s' || n, 'every 1 s', 'q', to_jsonb(n))) FROM generate_series(1, 100) n});
-advance($node, '1 s') foreach 1 .. 4;
+advance($node, $second) foreach 1 .. 4;
 is_soon($node, q{SELECT count(*) >= 3 FROM (SELECT FROM ticks GROUP BY tick HAVING count(*) = 100) t}, 'they tick');
 sql($node, q{SELECT idemq.pause_schedule(name) FROM idemq.schedules WHERE name <> 's1'});
 is_sql($node, q{SELECT max(transactions) FROM (SELECT count(DISTINCT xmin::text) AS transactions FROM ticks GROUP BY tick HAVING count(*) = 100) t}, 1,
@@ -89,7 +92,7 @@ is(ticked('s1'), $before, 'it is gone');
 sql($node, q{SELECT idemq.schedule('changed', 'every 1 s', 'q', '"one"')});
 goes_on('changed', 'a schedule');
 sql($node, q{SELECT idemq.schedule('changed', 'every 2 s', 'q', '"two"')});
-advance($node, '1 s') foreach 1 .. 5;
+advance($node, $second) foreach 1 .. 5;
 is_soon($node, q{SELECT count(*) >= 2 AND bool_and(extract(epoch FROM tick)::int % 2 = 0) FROM ticks WHERE payload = '"two"'}, 'changed, it has the ticks of the other interval');
 sql($node, q{SELECT idemq.unschedule('changed')});
 # A snapshot that is older than the last tick.
@@ -110,17 +113,17 @@ sql($node, q{SELECT idemq.revoke_queue('q', 'shop', 'enqueue')});
 is_soon($node, q{SELECT last_error LIKE '%may no longer enqueue%' FROM idemq.schedules WHERE name = 'shop'}, 'its role may not any more: it fails');
 my $failed = sql($node, q{SELECT failed_at FROM idemq.schedules WHERE name = 'shop'});
 goes_on('s2', 'others go on');
-advance($node, '1 s') foreach 1 .. 3;
-is_soon($node, "SELECT failed_at >= '$failed'::timestamptz + interval '2 s' FROM idemq.schedules WHERE name = 'shop'", 'tried again with the next one');
+advance($node, $second) foreach 1 .. 3;
+is_soon($node, "SELECT failed_at >= '$failed'::timestamptz + interval '$two_seconds' FROM idemq.schedules WHERE name = 'shop'", 'tried again with the next one');
 my $minutes = sql($node, "SELECT 1 + extract(epoch FROM date_trunc('minute', failed_at) - date_trunc('minute', '$failed'::timestamptz))::int / 60 FROM idemq.schedules WHERE name = 'shop'");
-my $lines = () = slurp_file($node->logfile, $log) =~ /LOG: .*schedule "shop": role "shop", which created the schedule, may no longer/g;
+my $lines = scalar(() = slurp_file($node->logfile, $log) =~ /LOG: .*schedule "shop": role "shop", which created the schedule, may no longer/g);
 cmp_ok($lines, '<=', $minutes, 'a line of the log a minute');
 cmp_ok($lines, '>', 0, 'and there is one');
 $before = ticked('shop');
 sql($node, q{SELECT idemq.grant_queue('q', 'shop', 'enqueue')});
 goes_on('shop', 'given back, it ticks');
 is_sql($node, q{SELECT count(*) FROM ticks t, idemq.schedules s WHERE t.schedule = 'shop' AND s.name = 'shop' AND s.failed_at IS NOT NULL}, 0, 'it has not failed since');
-is_sql($node, "SELECT count(*) FROM ticks WHERE schedule = 'shop' AND tick > '$failed'::timestamptz AND tick < '$failed'::timestamptz + interval '1 s'", 0, 'what failed was replaced by the next one');
+is_sql($node, "SELECT count(*) FROM ticks WHERE schedule = 'shop' AND tick > '$failed'::timestamptz AND tick < '$failed'::timestamptz + interval '$second'", 0, 'what failed was replaced by the next one');
 sql($node, q{SELECT idemq.unschedule('shop')});
 
 # ---- A stop of a day, and clocks that jump: one job
