@@ -138,10 +138,11 @@ CREATE FUNCTION idemq_internal.run_schedule(name text) RETURNS boolean
 COMMENT ON FUNCTION idemq_internal.run_schedule(text)
 	IS 'part of idemq.tick: enqueue the latest due tick of a schedule. Returns false if there is none, or if another session is enqueuing it.';
 
-CREATE FUNCTION idemq_internal.run_schedules(names text[]) RETURNS timestamptz[]
+CREATE FUNCTION idemq_internal.run_schedules(names text[], places text[],
+	OUT due timestamptz[], OUT place text[])
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';
-COMMENT ON FUNCTION idemq_internal.run_schedules(text[])
-	IS 'for the background worker: enqueue the latest due ticks of schedules. Returns when each is due again; NULL for a schedule that no longer exists or is paused.';
+COMMENT ON FUNCTION idemq_internal.run_schedules(text[], text[])
+	IS 'for the background worker: enqueue the latest due ticks of schedules, whose rows were last at these places. Returns when each is due again, which is NULL for a schedule that no longer exists or is paused, and the places of their rows.';
 
 CREATE FUNCTION idemq_internal.schedule_failed(name text, error text) RETURNS text
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
@@ -445,26 +446,23 @@ BEGIN
 END $$;
 
 -- When each schedule is to be looked at, by the worker or by idemq.tick(): when its next run is
--- (schedule/calendar.c).  retry: one that has failed, too.
+-- (schedule/calendar.c).  retry: one that has failed, too.  place: where its row is.
 CREATE FUNCTION idemq_internal.schedule_times(now timestamptz, retry boolean)
-	RETURNS TABLE (name text, at timestamptz, failed_at timestamptz) STABLE LANGUAGE sql AS $$
+	RETURNS TABLE (name text, at timestamptz, failed_at timestamptz, place text)
+	STABLE LANGUAGE sql AS $$
 	SELECT s.name, idemq_internal.due_at(s.cron, s.time_zone, s.done_until,
-		CASE WHEN NOT retry THEN s.failed_at END, now), s.failed_at
+		CASE WHEN NOT retry THEN s.failed_at END, now), s.failed_at, s.ctid::text
 		FROM idemq_internal.schedule_entries s WHERE s.paused_at IS NULL
 $$;
 
--- As schedule_times for the worker, for schedules that have run.  Those that are not among locked
--- another session holds: they are tried again as if they had failed.  NULL: it is gone or paused.
-CREATE FUNCTION idemq_internal.schedules_due(names text[], locked text[]) RETURNS timestamptz[]
-	LANGUAGE plpgsql AS $$
+-- As schedule_times for the worker, for a schedule that has failed, or whose row another session
+-- holds: that is tried again as if it had failed now.  NULL: it is gone or paused.
+CREATE FUNCTION idemq_internal.retry_at(schedule text) RETURNS timestamptz LANGUAGE plpgsql AS $$
 DECLARE
 	now timestamptz := idemq.clock_timestamp();
 BEGIN
-	RETURN ARRAY(SELECT idemq_internal.due_at(s.cron, s.time_zone, s.done_until,
-			CASE WHEN n.name = ANY (locked) THEN s.failed_at ELSE now END, now)
-		FROM unnest(names) WITH ORDINALITY n (name, place)
-		LEFT JOIN idemq_internal.schedule_entries s ON s.name = n.name AND s.paused_at IS NULL
-		ORDER BY n.place);
+	RETURN (SELECT idemq_internal.due_at(s.cron, s.time_zone, s.done_until, now, now)
+		FROM idemq_internal.schedule_entries s WHERE s.name = schedule AND s.paused_at IS NULL);
 END $$;
 
 -- Behind one that has failed there is only what has failed since.
@@ -480,29 +478,30 @@ BEGIN
 		'WHERE at <= $1 ORDER BY failed_at NULLS FIRST, name', now) AS t (name text));
 END $$;
 
--- For the background worker: runs schedules that are due together, in one subtransaction, and
--- returns when each of them is due again.  NULL: one of them failed, and all are undone; then each
--- runs by itself.  A deferred trigger on idemq.jobs runs here, and not at COMMIT, where its error
--- would undo the tasks of others.
-CREATE FUNCTION idemq_internal.try_run_schedules(names text[]) RETURNS timestamptz[]
+-- For the background worker: runs schedules that are due together, in one subtransaction.  Returns
+-- as run_schedules.  NULLs: one of them failed, and all are undone; then each runs by itself.  A
+-- deferred trigger on idemq.jobs runs here, and not at COMMIT, where its error would undo the tasks
+-- of others.
+CREATE FUNCTION idemq_internal.try_run_schedules(names text[], places text[],
+	OUT due timestamptz[], OUT place text[])
 	LANGUAGE plpgsql AS $$
-DECLARE
-	due timestamptz[];
 BEGIN
-	due := idemq_internal.run_schedules(names);
+	SELECT r.due, r.place INTO due, place FROM idemq_internal.run_schedules(names, places) r;
 	SET CONSTRAINTS ALL IMMEDIATE;
-	RETURN due;
 EXCEPTION WHEN query_canceled OR OTHERS THEN
-	RETURN NULL;
+	due := NULL;
+	place := NULL;
 END $$;
 
--- For the background worker: runs one schedule that is due, and returns when it is due again.  One
--- that fails is undone alone, and noted; a schedule may do so every second, and the log has a line
--- of each error a minute.
-CREATE FUNCTION idemq_internal.run_or_note(schedule text, OUT due timestamptz, OUT failed boolean)
+-- For the background worker: runs one schedule that is due; returns when it is due again, and the
+-- place of its row, or a place where no row is.  One that fails is undone alone, and noted; a schedule may do
+-- so every second, and the log has a line of each error a minute.
+CREATE FUNCTION idemq_internal.run_or_note(schedule text, INOUT place text, OUT due timestamptz,
+	OUT failed boolean)
 	LANGUAGE plpgsql AS $$
 BEGIN
-	due := (idemq_internal.run_schedules(ARRAY[schedule]))[1];
+	SELECT r.due[1], coalesce(r.place[1], '(0,0)') INTO due, place
+		FROM idemq_internal.run_schedules(ARRAY[schedule], ARRAY[place]) r;
 	SET CONSTRAINTS ALL IMMEDIATE;
 	failed := false;
 EXCEPTION WHEN query_canceled OR OTHERS THEN
@@ -513,7 +512,8 @@ EXCEPTION WHEN query_canceled OR OTHERS THEN
 		RAISE LOG 'schedule "%": %', schedule, SQLERRM USING ERRCODE = SQLSTATE;
 	END IF;
 	PERFORM idemq_internal.schedule_failed(schedule, SQLERRM);
-	due := (idemq_internal.schedules_due(ARRAY[schedule], '{}'))[1];
+	place := '(0,0)';
+	due := idemq_internal.retry_at(schedule);
 	failed := true;
 END $$;
 
@@ -591,61 +591,95 @@ BEGIN
 	RETURN job.id;
 END $$;
 
--- Runs a schedule whose row is locked.  Of the ticks that were missed the last one is made up for,
--- under its own time.  One that fails stays due, and is tried again, until the next one takes its
--- place.  Returns whether there was one.
-CREATE FUNCTION idemq_internal.run_tick(s idemq_internal.schedule_entries, now timestamptz)
-	RETURNS boolean LANGUAGE plpgsql AS $$
+-- Runs a schedule whose row is locked, at its place.  Of the ticks that were missed the last one is
+-- made up for, under its own time.  One that fails stays due, and is tried again, until the next one
+-- takes its place.  Returns whether there was one, and the row, at its place, as it is then.
+CREATE FUNCTION idemq_internal.run_tick(INOUT s idemq_internal.schedule_entries, INOUT place tid,
+	now timestamptz, OUT ran boolean)
+	LANGUAGE plpgsql AS $$
 DECLARE
 	tick timestamptz := idemq_internal.last_tick(s.cron, s.time_zone, now);
-	job bigint;
 BEGIN
+	ran := false;
 	IF s.done_until > now + interval '10 min' THEN
 		-- By a clock that was ahead.  Up to that, it is waited for: those ticks are enqueued.
-		UPDATE idemq_internal.schedule_entries e SET done_until = now WHERE e.name = s.name;
-		RETURN false;
+		s.done_until := now;
 	ELSIF coalesce(tick <= s.done_until, true) THEN
-		RETURN false;
+		RETURN;
 	ELSIF tick + s.expires_in <= now THEN
-		UPDATE idemq_internal.schedule_entries e SET done_until = tick, failed_at = now,
-			last_error = 'the tick was overdue by more than expires_in' WHERE e.name = s.name;
-		RETURN false;
+		s.done_until := tick;
+		s.failed_at := now;
+		s.last_error := 'the tick was overdue by more than expires_in';
+	ELSE
+		s.last_job := idemq_internal.enqueue_scheduled(s, tick, true,
+			make_interval(secs => extract(epoch FROM tick + s.expires_in - now)));
+		s.done_until := tick;
+		s.last_run := tick;
+		s.failed_at := NULL;
+		s.last_error := NULL;
+		ran := true;
 	END IF;
-	job := idemq_internal.enqueue_scheduled(s, tick, true,
-		make_interval(secs => extract(epoch FROM tick + s.expires_in - now)));
-	UPDATE idemq_internal.schedule_entries e SET done_until = tick, last_run = tick, last_job = job,
-		failed_at = NULL, last_error = NULL
-		WHERE e.name = s.name;
-	RETURN true;
+	UPDATE idemq_internal.schedule_entries e SET done_until = s.done_until, last_run = s.last_run,
+		last_job = s.last_job, failed_at = s.failed_at, last_error = s.last_error
+		WHERE e.ctid = place RETURNING e.ctid INTO place;
 END $$;
 
 CREATE FUNCTION idemq_internal.run_schedule_impl(name text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-	s idemq_internal.schedule_entries;
+	entry record;
 BEGIN
 	PERFORM idemq_internal.given('name', run_schedule_impl.name);
-	SELECT e.* INTO s FROM idemq_internal.schedule_entries e
+	SELECT e AS schedule, e.ctid AS place INTO entry FROM idemq_internal.schedule_entries e
 		WHERE e.name = run_schedule_impl.name AND e.paused_at IS NULL FOR UPDATE SKIP LOCKED;
 	IF NOT FOUND THEN
 		RETURN false;
 	END IF;
-	RETURN idemq_internal.run_tick(s, idemq.clock_timestamp());
+	RETURN (SELECT r.ran FROM idemq_internal.run_tick(entry.schedule, entry.place,
+		idemq.clock_timestamp()) r);
 END $$;
 
-CREATE FUNCTION idemq_internal.run_schedules_impl(names text[]) RETURNS timestamptz[]
+-- Rows are looked for at the places where they were last, and then by name.  A row that is written
+-- each second has as many dead versions as the oldest snapshot of the server has seconds, and by name
+-- all of them would be visited for each tick.  A place is a hint: a row that is found there is right
+-- if it has one of the names.
+CREATE FUNCTION idemq_internal.run_schedules_impl(names text[], places text[],
+	OUT due timestamptz[], OUT place text[])
 	LANGUAGE plpgsql AS $$
 DECLARE
 	now timestamptz := idemq.clock_timestamp();
-	s idemq_internal.schedule_entries;
-	locked text[] := '{}';
+	entry record;
+	ran record;
+	many int := cardinality(names);
 BEGIN
-	FOR s IN SELECT e.* FROM idemq_internal.schedule_entries e
-		WHERE e.name = ANY (names) AND e.paused_at IS NULL FOR UPDATE SKIP LOCKED
+	due := array_fill(NULL::timestamptz, ARRAY[many]);
+	place := array_fill(NULL::text, ARRAY[many]);
+	FOR entry IN SELECT e AS schedule, e.ctid AS place, array_position(names, e.name) AS n
+		FROM idemq_internal.schedule_entries e
+		WHERE e.ctid = ANY (places::tid[]) AND e.name = ANY (names) AND e.paused_at IS NULL
+		FOR UPDATE SKIP LOCKED
 	LOOP
-		PERFORM idemq_internal.run_tick(s, now);
-		locked := locked || s.name;
+		SELECT * INTO ran FROM idemq_internal.run_tick(entry.schedule, entry.place, now);
+		due[entry.n] := idemq_internal.due_at((ran.s).cron, (ran.s).time_zone, (ran.s).done_until,
+			(ran.s).failed_at, now);
+		place[entry.n] := ran.place;
 	END LOOP;
-	RETURN idemq_internal.schedules_due(names, locked);
+	FOR entry IN SELECT e AS schedule, e.ctid AS place, array_position(names, e.name) AS n
+		FROM idemq_internal.schedule_entries e
+		WHERE e.name = ANY (ARRAY(SELECT m.name FROM unnest(names, place) m (name, place)
+			WHERE m.place IS NULL)) AND e.paused_at IS NULL
+		FOR UPDATE SKIP LOCKED
+	LOOP
+		SELECT * INTO ran FROM idemq_internal.run_tick(entry.schedule, entry.place, now);
+		due[entry.n] := idemq_internal.due_at((ran.s).cron, (ran.s).time_zone, (ran.s).done_until,
+			(ran.s).failed_at, now);
+		place[entry.n] := ran.place;
+	END LOOP;
+	-- Another session holds the row; NULL if there is none, or it is paused.
+	FOR i IN 1 .. many LOOP
+		IF place[i] IS NULL THEN
+			due[i] := idemq_internal.retry_at(names[i]);
+		END IF;
+	END LOOP;
 END $$;
 
 CREATE FUNCTION idemq_internal.schedule_failed_impl(name text, error text) RETURNS text

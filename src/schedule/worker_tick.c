@@ -8,7 +8,9 @@
  * changed (a statement trigger says so), and once a minute at least while there are any: a wall
  * clock that was set is noticed then.  In between, a run returns when the schedules that ran are
  * due again.  So what a second costs depends on the ticks in that second, not on how many schedules
- * there are.  Nothing of it is stored: the ticks of a schedule follow from its expression, and the
+ * there are.  It also returns where the rows are now, at which places they are found next time: by
+ * name, a row that is written each second would cost more with each second for which an old
+ * snapshot keeps its dead versions.  Nothing of it is stored: the ticks of a schedule follow from its expression, and the
  * row says up to when they are done.  A worker that starts, after a day perhaps, finds one tick of
  * each schedule due, the last.
  *
@@ -45,6 +47,7 @@
 typedef struct KnownSchedule
 {
 	Datum name;		/* text */
+	Datum place;	/* text: where its row was last; (0,0): it is looked for by name */
 	TimestampTz at; /* wall clock: when it is due; DT_NOEND: it is gone, paused or over */
 	bool alone;		/* it has failed, or one with which it ran: it runs by itself */
 } KnownSchedule;
@@ -53,15 +56,16 @@ typedef struct KnownSchedule
 typedef struct Ran
 {
 	TimestampTz due; /* 0: never */
+	Datum place;
 	bool failed;
 } Ran;
 
 static SqlStatement list_schedules =
-	{.text = "SELECT name, at, failed_at IS NOT NULL "
+	{.text = "SELECT name, place, at, failed_at IS NOT NULL "
 			 "FROM idemq_internal.schedule_times($1, false) ORDER BY name",
 	 .types = {TIMESTAMPTZOID},
-	 .fields = (const SqlField[]){SQL_FIELD(KnownSchedule, name), SQL_FIELD(KnownSchedule, at),
-								  SQL_FIELD(KnownSchedule, alone)}};
+	 .fields = (const SqlField[]){SQL_FIELD(KnownSchedule, name), SQL_FIELD(KnownSchedule, place),
+								  SQL_FIELD(KnownSchedule, at), SQL_FIELD(KnownSchedule, alone)}};
 /* Those that were due by a time and have not run, whether or not they have failed since. */
 static SqlStatement list_overdue =
 	{.text = "SELECT string_agg(format('\"%s\"', name), ', ' ORDER BY name) "
@@ -70,24 +74,26 @@ static SqlStatement list_overdue =
 	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
 /* The same, for a session that does the work of the worker. */
 static SqlStatement list_due =
-	{.text = "SELECT name FROM idemq_internal.schedule_times($1, true) WHERE at <= $1 "
+	{.text = "SELECT name, place FROM idemq_internal.schedule_times($1, true) WHERE at <= $1 "
 			 "ORDER BY failed_at NULLS FIRST, name",
 	 .types = {TIMESTAMPTZOID},
-	 .fields = (const SqlField[]){SQL_FIELD(KnownSchedule, name)}};
+	 .fields = (const SqlField[]){SQL_FIELD(KnownSchedule, name),
+								  SQL_FIELD(KnownSchedule, place)}};
 /* As the owner; a user's deferred triggers on idemq.jobs are to be run.  No row: one has failed. */
 static SqlStatement run_together =
 	{.locks = true,
 	 .on_jobs = true,
-	 .text = "SELECT due FROM unnest(idemq_internal.try_run_schedules($1)) "
-			 "WITH ORDINALITY r (due, place) ORDER BY place",
-	 .types = {TEXTARRAYOID},
-	 .fields = (const SqlField[]){SQL_FIELD(Ran, due)}};
-static SqlStatement run_alone = {.locks = true,
-								 .on_jobs = true,
-								 .text = "SELECT due, failed FROM idemq_internal.run_or_note($1)",
-								 .types = {TEXTOID},
-								 .fields = (const SqlField[]){SQL_FIELD(Ran, due),
-															  SQL_FIELD(Ran, failed)}};
+	 .text = "SELECT u.due, coalesce(u.place, '(0,0)') FROM idemq_internal.try_run_schedules($1, $2) r, "
+			 "LATERAL unnest(r.due, r.place) WITH ORDINALITY u (due, place, n) ORDER BY u.n",
+	 .types = {TEXTARRAYOID, TEXTARRAYOID},
+	 .fields = (const SqlField[]){SQL_FIELD(Ran, due), SQL_FIELD(Ran, place)}};
+static SqlStatement run_alone =
+	{.locks = true,
+	 .on_jobs = true,
+	 .text = "SELECT due, place, failed FROM idemq_internal.run_or_note($1, $2)",
+	 .types = {TEXTOID, TEXTOID},
+	 .fields = (const SqlField[]){SQL_FIELD(Ran, due), SQL_FIELD(Ran, place),
+								  SQL_FIELD(Ran, failed)}};
 
 static MemoryContext tick_context = NULL;
 static KnownSchedule *known = NULL;
@@ -140,12 +146,19 @@ list(void)
 	list_by = idemq_mono_now() + (known_count == 0 ? NO_SCHEDULES_PAUSE : LIST_PAUSE);
 }
 
-/* Notes when a schedule that has run is due again. */
+/* Notes when a schedule that has run is due again, and where its row is. */
 static void
 has_run(KnownSchedule *schedule, const Ran *ran)
 {
 	schedule->at = ran->due == 0 ? DT_NOEND : ran->due;
+	schedule->place = ran->place;
 	schedule->alone = ran->failed;
+}
+
+static Datum
+text_array(Datum *texts, int count)
+{
+	return PointerGetDatum(construct_array(texts, count, TEXTOID, -1, false, TYPALIGN_INT));
 }
 
 /* Runs schedules that are due in one subtransaction; if one fails, each is to run alone. */
@@ -153,14 +166,23 @@ static void
 run_batch(KnownSchedule **batch, int count)
 {
 	Datum names[TICK_BATCH];
-	Datum array;
+	Datum places[TICK_BATCH];
+	Datum values[2];
+	MemoryContext old;
 	Ran *ran;
 	int rows;
 
 	for (int i = 0; i < count; i++)
+	{
 		names[i] = batch[i]->name;
-	array = PointerGetDatum(construct_array(names, count, TEXTOID, -1, false, TYPALIGN_INT));
-	ran = idemq_spi_rows(&run_together, &array, sizeof(Ran), &rows);
+		places[i] = batch[i]->place;
+	}
+	values[0] = text_array(names, count);
+	values[1] = text_array(places, count);
+	/* The places stay until all are read again, in a minute at the latest. */
+	old = MemoryContextSwitchTo(tick_context);
+	ran = idemq_spi_rows(&run_together, values, sizeof(Ran), &rows);
+	MemoryContextSwitchTo(old);
 	for (int i = 0; i < count; i++)
 	{
 		if (i < rows)
@@ -172,11 +194,14 @@ run_batch(KnownSchedule **batch, int count)
 
 /* Runs a schedule that is due in its own subtransaction. */
 static void
-run_one(KnownSchedule *schedule)
+run_one(KnownSchedule *schedule, MemoryContext context)
 {
+	Datum values[] = {schedule->name, schedule->place};
+	MemoryContext old = MemoryContextSwitchTo(context);
 	Ran ran;
 
-	(void) idemq_spi_row(&run_alone, &schedule->name, &ran, sizeof(ran));
+	(void) idemq_spi_row(&run_alone, values, &ran, sizeof(ran));
+	MemoryContextSwitchTo(old);
 	has_run(schedule, &ran);
 }
 
@@ -189,7 +214,7 @@ idemq_tick_all(void)
 	KnownSchedule *due = idemq_spi_rows(&list_due, &now, sizeof(KnownSchedule), &count);
 
 	for (int i = 0; i < count; i++)
-		run_one(&due[i]);
+		run_one(&due[i], CurrentMemoryContext);
 }
 
 /* Returns the names of the schedules that were due by a time and have not run; NULL if all have. */
@@ -214,7 +239,7 @@ run_alone_ones(TimestampTz now)
 	{
 		if (known[i].at > now || !known[i].alone)
 			continue;
-		run_one(&known[i]);
+		run_one(&known[i], tick_context);
 		if (idemq_slice_is_over(&slice))
 			break;
 	}

@@ -82,7 +82,7 @@ SELECT paused_at = :'paused' AS same FROM idemq.schedules;
 -- It makes no ticks, of any driver.
 SELECT miss('a', '10 days');
 CALL idemq.tick();
-SELECT idemq_internal.run_schedule('a'), idemq_internal.run_schedules('{a,none}'), idemq_internal.due_schedules();
+SELECT idemq_internal.run_schedule('a'), idemq_internal.run_schedules('{a,none}', '{NULL,NULL}'), idemq_internal.due_schedules();
 SELECT count(*) FROM idemq.jobs;
 -- By hand it runs.
 SELECT idemq.run_schedule_now('a') > 0 AS runs;
