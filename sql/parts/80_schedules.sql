@@ -540,6 +540,7 @@ DECLARE
 	queue text := (SELECT q.name FROM idemq.queues q WHERE q.queue_id = s.queue_id);
 	role oid := idemq_internal.role_of(s.created_by, s.created_by_oid);
 	tick_text text := to_char(tick AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"');
+	key text := CASE WHEN is_tick THEN s.name || '@' || tick_text END;
 	job record;
 BEGIN
 	IF is_tick AND NOT idemq_internal.try_share_queue(s.queue_id) THEN
@@ -558,17 +559,21 @@ BEGIN
 				'idemq.grant_queue(%L, %L, ''enqueue''), or call idemq.schedule again.', queue,
 					quote_ident(s.created_by));
 	END IF;
+	IF is_tick THEN
+		PERFORM idemq_internal.tick_key(s.queue_id, key);
+	END IF;
 	SELECT * INTO job
 		FROM idemq_internal.as_role(role,
 		'SELECT id, outcome::pg_catalog.text FROM idemq.enqueue($1, $2, '
 		'key => $3, priority => $4, group_key => $5, max_attempts => $6, headers => $7, expires_in '
 			'=> $8, '
 		'on_duplicate => ''ignore'', nowait => $9, kind => $10)',
-		queue, s.payload, CASE WHEN is_tick THEN s.name || '@' || tick_text END, s.priority,
+		queue, s.payload, key, s.priority,
 			s.group_key, s.max_attempts,
 		coalesce(s.headers, '{}') || jsonb_build_object('schedule', s.name, 'tick', tick_text),
 			expires_in, is_tick, s.kind)
 		AS e (id bigint, outcome text);
+	PERFORM idemq_internal.tick_key(0, '');
 	IF job.outcome = 'locked' THEN
 		RAISE EXCEPTION 'an open transaction holds the key of the tick'
 			USING ERRCODE = '55P03',

@@ -77,23 +77,23 @@ static SqlStatement list_due =
 	{.text = "SELECT name, place FROM idemq_internal.schedule_times($1, true) WHERE at <= $1 "
 			 "ORDER BY failed_at NULLS FIRST, name",
 	 .types = {TIMESTAMPTZOID},
-	 .fields = (const SqlField[]){SQL_FIELD(KnownSchedule, name),
-								  SQL_FIELD(KnownSchedule, place)}};
+	 .fields = (const SqlField[]){SQL_FIELD(KnownSchedule, name), SQL_FIELD(KnownSchedule, place)}};
 /* As the owner; a user's deferred triggers on idemq.jobs are to be run.  No row: one has failed. */
-static SqlStatement run_together =
-	{.locks = true,
-	 .on_jobs = true,
-	 .text = "SELECT u.due, coalesce(u.place, '(0,0)') FROM idemq_internal.try_run_schedules($1, $2) r, "
-			 "LATERAL unnest(r.due, r.place) WITH ORDINALITY u (due, place, n) ORDER BY u.n",
-	 .types = {TEXTARRAYOID, TEXTARRAYOID},
-	 .fields = (const SqlField[]){SQL_FIELD(Ran, due), SQL_FIELD(Ran, place)}};
+static SqlStatement run_together = {
+	.locks = true,
+	.on_jobs = true,
+	.text =
+		"SELECT u.due, coalesce(u.place, '(0,0)') FROM idemq_internal.try_run_schedules($1, $2) r, "
+		"LATERAL unnest(r.due, r.place) WITH ORDINALITY u (due, place, n) ORDER BY u.n",
+	.types = {TEXTARRAYOID, TEXTARRAYOID},
+	.fields = (const SqlField[]){SQL_FIELD(Ran, due), SQL_FIELD(Ran, place)}};
 static SqlStatement run_alone =
 	{.locks = true,
 	 .on_jobs = true,
 	 .text = "SELECT due, place, failed FROM idemq_internal.run_or_note($1, $2)",
 	 .types = {TEXTOID, TEXTOID},
-	 .fields = (const SqlField[]){SQL_FIELD(Ran, due), SQL_FIELD(Ran, place),
-								  SQL_FIELD(Ran, failed)}};
+	 .fields =
+		 (const SqlField[]){SQL_FIELD(Ran, due), SQL_FIELD(Ran, place), SQL_FIELD(Ran, failed)}};
 
 static MemoryContext tick_context = NULL;
 static KnownSchedule *known = NULL;

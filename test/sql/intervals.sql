@@ -105,6 +105,23 @@ SELECT miss('a', '10 days');
 SELECT idemq.resume_schedule('a') = date_trunc('day', now()) AS due;
 CALL idemq.tick();
 SELECT replace(key, to_char(now(), 'YYYY-MM-DD'), 'TODAY') AS key FROM idemq.jobs;
+-- Where rows were is a hint: a wrong one finds the row by its name, and runs no other.
+SELECT idemq.schedule('b', 'every 24 h', 'q', '1') > now() AS to_come;
+CREATE VIEW places AS SELECT array_agg(ctid::text ORDER BY name) AS place FROM idemq_internal.schedule_entries;
+DELETE FROM idemq.jobs;
+SELECT miss('a', '10 days'), miss('b', '10 days');
+SELECT r.due[1] > now() AS to_come, array_length(r.due, 1) AS due, r.place[1] AS came FROM places p, idemq_internal.run_schedules('{a}', p.place[2:2]) r \gset
+SELECT :'to_come' AS to_come, :due AS due, :'came' = place[1] AS place FROM places;
+SELECT split_part(key, '@', 1) AS ran FROM idemq.jobs;
+SELECT miss('a', '10 days');
+DELETE FROM idemq.jobs;
+SELECT array_length(due, 1), 'infinity' <> ALL (due) AS due FROM places p, idemq_internal.run_schedules('{a,b}', ARRAY[p.place[2], p.place[1]]) r;
+SELECT split_part(key, '@', 1) AS ran FROM idemq.jobs ORDER BY 1;
+SELECT miss('a', '10 days');
+DELETE FROM idemq.jobs;
+SELECT array_length(due, 1) FROM idemq_internal.run_schedules('{a}', '{"(4000000000,65535)"}');
+SELECT split_part(key, '@', 1) AS ran FROM idemq.jobs;
+SELECT idemq.unschedule('b');
 -- Each that changed something is in the audit.
 SELECT action, queue, details FROM idemq.audit WHERE action ~ 'schedule' ORDER BY id;
 -- A schedule whose clock was ahead, and that fails: as before, when it is resumed.
@@ -180,6 +197,7 @@ SELECT paused_at IS NOT NULL AS paused FROM idemq.schedules WHERE name = 'a';
 
 SELECT idemq.unschedule(name) FROM unnest('{a,made}'::text[]) name;
 SELECT * FROM idemq.check();
+DROP VIEW places;
 DROP FUNCTION said, miss;
 DROP EXTENSION idemq;
 DROP ROLE regress_pause_maker, regress_pause_mate, regress_pause_other, regress_pause_boss, regress_pause_eye;
