@@ -656,6 +656,7 @@ DECLARE
 	ran record;
 	many int := cardinality(names);
 BEGIN
+	PERFORM idemq_internal.given('names', names), idemq_internal.given('places', places);
 	due := array_fill(NULL::timestamptz, ARRAY[many]);
 	place := array_fill(NULL::text, ARRAY[many]);
 	FOR entry IN SELECT e AS schedule, e.ctid AS place, array_position(names, e.name) AS n

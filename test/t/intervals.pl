@@ -1,6 +1,6 @@
 # Schedules with an interval, ticked by idemq's own worker, and schedules that are paused.  The test clock moves from second
 # to second; real seconds pass as well, and what is asserted holds on a machine that is late, too.
-# at least 42 assertions
+# at least 44 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -78,7 +78,10 @@ is_sql($node, q{SELECT (SELECT count(*) FROM ticks WHERE schedule = 'open'), pau
 
 $one->query_safe(q{BEGIN; SELECT idemq.pause_schedule('s1')});
 my $before = ticked('s1');
+my $runs = q{SELECT runs FROM idemq.maintenance_tasks WHERE task = 'tick'};
+my $ran = sql($node, $runs);
 goes_on('s2', 'others go on while a pause is open', 2);
+cmp_ok(sql($node, $runs) - $ran, '<', 1000, 'the worker tries again with the next tick, and not all the time');
 is(ticked('s1'), $before, 'its schedule does not');
 is_sql($node, q{SELECT idemq_internal.run_schedule('s1')}, 'f', 'no driver waits for it');
 $one->query_safe('ROLLBACK');
@@ -106,7 +109,7 @@ $two->query_safe('ROLLBACK');
 
 # ---- One that fails: tried again with the next tick, alone; the log has it once a minute
 
-sql($node, q{CREATE ROLE shop; SELECT idemq.grant_queue('q', 'shop', 'enqueue'); SET ROLE shop; SELECT idemq.schedule('shop', 'every 1 s', 'q', '1')});
+sql($node, q{SELECT idemq.schedule('s3', 'every 1 s', 'q', '3'); CREATE ROLE shop; SELECT idemq.grant_queue('q', 'shop', 'enqueue'); SET ROLE shop; SELECT idemq.schedule('shop', 'every 1 s', 'q', '1')});
 goes_on('shop', 'a role\'s schedule');
 my $log = -s $node->logfile;
 sql($node, q{SELECT idemq.revoke_queue('q', 'shop', 'enqueue')});
@@ -116,6 +119,8 @@ goes_on('s2', 'others go on');
 # When advance returns, all that is due has run; one that waited for a minute has not.
 advance($node, $second) foreach 1 .. 3;
 is_sql($node, "SELECT failed_at >= '$failed'::timestamptz + interval '$two_seconds' FROM idemq.schedules WHERE name = 'shop'", 't', 'tried again with the next one');
+is_sql($node, q{SELECT count(*), count(DISTINCT xmin::text) FROM ticks WHERE schedule IN ('s2', 's3') AND tick = (SELECT max(tick) FROM ticks WHERE schedule = 's3')}, '2|1',
+	'the others are together again');
 my $minutes = sql($node, "SELECT 1 + extract(epoch FROM date_trunc('minute', failed_at) - date_trunc('minute', '$failed'::timestamptz))::int / 60 FROM idemq.schedules WHERE name = 'shop'");
 my $lines = scalar(() = slurp_file($node->logfile, $log) =~ /LOG: .*schedule "shop": role "shop", which created the schedule, may no longer/g);
 cmp_ok($lines, '<=', $minutes, 'a line of the log a minute');
