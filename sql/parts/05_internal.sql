@@ -56,6 +56,8 @@ CREATE FUNCTION idemq_internal.queue(name text, privilege text, hold text DEFAUL
 	argument text DEFAULT 'queue')
 	RETURNS int
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_queue';
+CREATE FUNCTION idemq_internal.tick_key(queue_id int, key text) RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_tick_key';
 CREATE FUNCTION idemq_internal.try_share_queue(queue_id int) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_try_share_queue';
 CREATE FUNCTION idemq_internal.worker_comes() RETURNS boolean

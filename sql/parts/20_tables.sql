@@ -308,10 +308,12 @@ CREATE TABLE idemq_internal.schedule_entries (
 	last_job     bigint,
 	failed_at    timestamptz,
 	last_error   text,
-	created_by_oid oid
+	created_by_oid oid,
+	paused_at    timestamptz
 );
 COMMENT ON TABLE idemq_internal.schedule_entries IS 'one row per schedule; use idemq.schedule to change it, and the view idemq.schedules to read it';
 COMMENT ON COLUMN idemq_internal.schedule_entries.done_until IS 'time up to which all ticks have been enqueued or permanently skipped';
+COMMENT ON COLUMN idemq_internal.schedule_entries.paused_at IS 'when the schedule was paused; NULL means that it is not paused';
 
 CREATE TABLE idemq_internal.ticker (
 	one       boolean PRIMARY KEY DEFAULT true CHECK (one),

@@ -58,7 +58,8 @@ GRANT SELECT ON idemq.memory, idemq.admissions, idemq.once_calls, idemq.publish_
 -- idemq.tick is for the owner alone: it drives the schedules.
 GRANT SELECT ON idemq.schedules TO PUBLIC;
 GRANT EXECUTE ON FUNCTION
-	idemq.schedule, idemq.unschedule, idemq.next_tick, idemq.last_tick
+	idemq.schedule, idemq.unschedule, idemq.pause_schedule, idemq.resume_schedule, idemq.next_tick,
+	idemq.last_tick
 	TO PUBLIC;
 GRANT EXECUTE ON FUNCTION
 	idemq.alter_queue, idemq.drop_queue, idemq.pause, idemq.resume, idemq.purge,

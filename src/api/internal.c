@@ -196,6 +196,17 @@ SQL_FUNCTION(idemq_sql_internal_try_share_queue)
 	PG_RETURN_BOOL(idemq_queue_try_lock(PG_GETARG_INT32(0), AccessShareLock));
 }
 
+/* tick_key(queue_id, key) -> void: the tick under way gives this key; queue_id 0: none any more. */
+SQL_FUNCTION(idemq_sql_internal_tick_key)
+{
+	text *key;
+
+	(void) idemq_wrapper_caller();
+	key = PG_GETARG_TEXT_PP(1);
+	idemq_tick_key_own(PG_GETARG_INT32(0), VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key));
+	PG_RETURN_VOID();
+}
+
 /* worker_comes() -> whether this database has a background worker, or will have one. */
 SQL_FUNCTION(idemq_sql_internal_worker_comes)
 {

@@ -495,6 +495,7 @@ extern JobWrite idemq_job_rerun(JobsTable *table, const QueueInfo *queue, const 
 /* Before the queue, the id and the token of a dead job. */
 #define DEAD_LETTER_KEY_MARK "@dead:"
 
+extern void idemq_tick_key_own(int32 queue_id, const char *key, int length);
 extern void idemq_tick_key_check(int32 queue_id, Datum key);
 extern void idemq_reserved_key_check(Datum key);
 

@@ -127,7 +127,7 @@ class Values:
             "group_key": ["g1", "g2", "g3"], "privilege": ["enqueue", "claim", "admin", "owner"],
             "on_duplicate": ["keep", "ignore", "replace", "error", "rerun", "keeper"],
             "on_parent_failure": ["cancel", "wait", "run", "skip"],
-            "cron": ["* * * * *", "*/5 0-3 1,15 * mon", "0 0 31 2 *", "@daily", "@reboot", "60 * * * *", "* * * *"],
+            "cron": ["* * * * *", "*/5 0-3 1,15 * mon", "0 0 31 2 *", "@daily", "@reboot", "60 * * * *", "* * * *", "every 1 s", "every 90 min", "every 0 s", "every"],
             "timezone": ["UTC", "Europe/Berlin", "Mars/Base", "+25"], "schedule": ["s1", "s2"], "bucket": ["x", "y"],
         }  # fmt: skip
         if not self.is_odd():

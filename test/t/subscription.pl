@@ -148,6 +148,8 @@ my %calls = (
 	wait_for_room => "CALL idemq.wait_for_room('early', 1, '0')",
 	schedule => "SELECT idemq.schedule('s', '0 0 1 1 *', 'early', '1')",
 	unschedule => "SELECT idemq.unschedule('s')",
+	pause_schedule => "SELECT idemq.pause_schedule('s')",
+	resume_schedule => "SELECT idemq.resume_schedule('s')",
 	tick => 'CALL idemq.tick()',
 	run_schedule_now => "SELECT idemq.run_schedule_now('s')",
 	retry_many => "SELECT * FROM idemq.retry_many('{1}')",
@@ -196,8 +198,8 @@ foreach (sort keys %calls)
 {
 	like(refusal($calls{$_}), qr/55000: this database follows another/, "refused: $_") if $calls{$_} =~ /^(?:SELECT|CALL|INSERT) /;
 }
-# What idemq.tick() calls.
-foreach ("due_schedules()", "run_schedule('s')", "schedule_failed('s', 'x')")
+# What idemq.tick() and the worker call.
+foreach ("due_schedules()", "run_schedule('s')", "run_schedules('{s}', '{NULL}')", "schedule_failed('s', 'x')")
 {
 	like(refusal("SELECT idemq_internal.$_"), qr/55000: this database follows another/, "refused: $_");
 }

@@ -69,7 +69,7 @@ export const errors = `
 
 export const schedules = `
   SELECT s.name, s.queue, s.cron, s.time_zone, s.next_run, s.last_run, s.last_job, s.failed_at, s.last_error,
-    s.created_by, s.payload IS NOT NULL AS may_run, CASE WHEN s.payload IS NOT NULL THEN (
+    s.created_by, s.paused_at, s.payload IS NOT NULL AS may_run, CASE WHEN s.payload IS NOT NULL AND s.paused_at IS NULL THEN (
       SELECT array_agg(t ORDER BY n) FROM (
         WITH RECURSIVE ticks (n, t) AS (
           SELECT 1, idemq.next_tick(s.cron, s.time_zone, idemq.clock_timestamp())

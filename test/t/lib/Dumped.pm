@@ -57,7 +57,8 @@ sub make_states
 		SELECT idemq.enqueue('paced', '"paced"', group_key => 'g') FROM generate_series(1, 2);
 		SELECT idemq.commit_once(min(id)) FROM idemq.jobs WHERE payload = '"paced"';
 		CALL idemq.tick();
-		SELECT idemq.schedule('nightly', '0 3 * * *', 'q', '"n"'), idemq.schedule('weekly', '0 3 * * 1', 'other', '"w"');
+		SELECT idemq.schedule('nightly', '0 3 * * *', 'q', '"n"'), idemq.schedule('halfdaily', 'every 12 h', 'other', '"w"');
+		SELECT idemq.pause_schedule('halfdaily');
 		SELECT idemq.create_queue('ended');
 		SELECT idemq.enqueue('ended', '"dead"', key => 'd'), idemq.enqueue('ended', '"cancelled"', key => 'c'), idemq.enqueue('ended', '"failed"');
 		SELECT idemq.cancel_by_key('ended', 'c');
