@@ -162,4 +162,12 @@ extern int idemq_wrapper_become(Oid role);
 extern int idemq_wrapper_become_caller(void);
 extern void idemq_wrapper_become_owner(int guc_level);
 
+/*
+ * create_queue.c
+ *		Creating a queue, and changing its settings.
+ */
+
+extern bool idemq_create_queue(FunctionCallInfo fcinfo, QueueInfo *queue);
+extern void idemq_change_queue(FunctionCallInfo fcinfo, QueueInfo *queue);
+
 #endif

@@ -92,7 +92,7 @@ static SqlStatement load_queues =
 
 /* Made by build_statements. */
 static SqlStatement insert_queue = {.nargs = SETTING_ARGS, .types = {TEXTOID}};
-static SqlStatement update_queue = {.nargs = SETTING_ARGS, .types = {TEXTOID}};
+static SqlStatement update_queue = {.nargs = SETTING_ARGS, .types = {TEXTOID}, .latest = true};
 
 /* Makes the text of the statements that write, at their first use. */
 static void
@@ -210,11 +210,33 @@ idemq_setting_arg(const char *name)
 	elog(ERROR, "unknown setting \"%s\"", name);
 }
 
+/* Returns the name of a setting, from 0; NULL after the last. */
+const char *
+idemq_setting_name(int i)
+{
+	return i < (int) lengthof(settings) ? settings[i].name : NULL;
+}
+
+/* Returns the SQL type of a setting. */
+Oid
+idemq_setting_type(int i)
+{
+	return sql_types[settings[i].kind];
+}
+
+/* Returns what alter_queue and ensure_queue take for "none", in SQL; NULL if there is no such value. */
+const char *
+idemq_setting_none(int i)
+{
+	return none_value(settings[i].kind);
+}
+
 /* By itself: a name that is written means the role that has it now (hooks/row_triggers.c). */
 static SqlStatement set_dead_letter_role =
 	{.text = "UPDATE idemq.queues SET dead_letter_role = CASE WHEN dead_letter_queue IS NOT NULL "
 			 "THEN $2 END WHERE name = $1",
-	 .types = {TEXTOID, NAMEOID}};
+	 .types = {TEXTOID, NAMEOID},
+	 .latest = true};
 
 /*
  * Runs a statement with name and settings as its parameters, and stores the role that has set
@@ -297,11 +319,12 @@ idemq_settings_update(FunctionCallInfo fcinfo, const char *name)
 /* $2: these settings at another time, or NULL. */
 static SqlStatement describe_queue =
 	{.locks = true,
+	 .latest = true,
 	 .text = "SELECT CASE WHEN $2 IS NULL THEN n.doc ELSE (SELECT jsonb_object_agg(key, "
 			 "jsonb_build_object('from', o.value, 'to', s.value)) FROM jsonb_each($2) o "
 			 "JOIN jsonb_each(n.doc) s USING (key) WHERE o.value <> s.value) END "
 			 "FROM (SELECT to_jsonb(q) - '{queue_id,name,paused,paused_until,created_at,"
-			 "dead_letter_role,dead_letter_role_oid}'::text[] AS doc "
+			 "dead_letter_role,dead_letter_role_oid,declared}'::text[] AS doc "
 			 "FROM idemq.queues q WHERE queue_id = $1 FOR NO KEY UPDATE) n",
 	 .types = {INT4OID, JSONBOID},
 	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};

@@ -131,8 +131,8 @@ C
 		[ 'run_with_settings(&insert_queue,', 'run_with_settings(&inserts[by],' ],
 		[ "\tSqlScope scope;\n\n\tbuild_statements();\n", "\tSqlScope scope;\n\tint by = PG_NARGS() == SETTING_ARGS;\n\n\tbuild_statements(PG_NARGS() - 1, &inserts[by], &updates[by]);\n" ],
 		[ 'run_with_settings(&update_queue,', 'run_with_settings(&updates[by],' ] ],
-	'src/api/create_queue.c' => [ [ "\t\twarn_of_short_window(&queue);\n\tPG_RETURN_VOID();\n}\n", <<'C' ] ],
-		warn_of_short_window(&queue);
+	'src/api/create_queue.c' => [ [ "\t\tidemq_audit(&entry);\n\tPG_RETURN_VOID();\n}\n", <<'C' ] ],
+		idemq_audit(&entry);
 	PG_RETURN_VOID();
 }
 
