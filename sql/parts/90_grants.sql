@@ -93,13 +93,13 @@ GRANT SELECT ON idemq.prometheus, idemq.prometheus_names, idemq.maintenance_task
 GRANT EXECUTE ON FUNCTION idemq.prometheus_text TO pg_monitor;
 -- For operators; each asks for itself.
 GRANT EXECUTE ON FUNCTION idemq.revoke_lease, idemq.run_schedule_now TO PUBLIC;
--- A handler is a process of the server's: set_handler is the DBA's to give away.
+-- A handler is a process of the server's: set_handler is the DBA's to give away, and ensure_handler asks for it.
 GRANT SELECT ON idemq.handlers TO PUBLIC;
-GRANT EXECUTE ON FUNCTION idemq.drop_handler, idemq.current_job TO PUBLIC;
--- Topics; to create one is the DBA's to give away.
+GRANT EXECUTE ON FUNCTION idemq.drop_handler, idemq.ensure_handler, idemq.current_job TO PUBLIC;
+-- Topics; to create one is the DBA's to give away, and ensure_topic asks for that.
 GRANT SELECT ON idemq.topics, idemq.topic_bindings TO PUBLIC;
 GRANT EXECUTE ON FUNCTION
-	idemq.drop_topic, idemq.grant_topic, idemq.revoke_topic, idemq.bind_topic, idemq.unbind_topic,
+	idemq.ensure_topic, idemq.drop_topic, idemq.grant_topic, idemq.revoke_topic, idemq.bind_topic, idemq.unbind_topic,
 	idemq.publish, idemq.topic_matches
 	TO PUBLIC;
 -- Events.

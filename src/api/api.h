@@ -170,4 +170,11 @@ extern void idemq_wrapper_become_owner(int guc_level);
 extern bool idemq_create_queue(FunctionCallInfo fcinfo, QueueInfo *queue);
 extern void idemq_change_queue(FunctionCallInfo fcinfo, QueueInfo *queue);
 
+/*
+ * ensure_queue.c
+ *		Declaring a queue; and what it shares with ensure_topic and ensure_handler.
+ */
+
+extern Oid idemq_ensure_may_call(const char *function, const char *what, const char *name);
+
 #endif

@@ -36,20 +36,22 @@ typedef struct Ensured
 	Datum changes; /* jsonb; 0 unless something was changed */
 } Ensured;
 
-/* Raises 42501 unless the role may create queues. */
-static void
-check_may_create(const char *name)
+/*
+ * Returns a function of schema idemq that the role may execute, for a call that makes something which
+ * does not exist.  Raises 42501.
+ */
+Oid
+idemq_ensure_may_call(const char *function, const char *what, const char *name)
 {
-	if (compat_may(ProcedureRelationId, idemq_declared_creator(), GetUserId(), ACL_EXECUTE))
-		return;
-	ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-			errmsg("permission denied to create queue \"%s\"", name),
-			errdetail("The queue does not exist, and role \"%s\" may not execute "
-					  "idemq.create_queue.",
-					  GetUserNameFromId(GetUserId(), false)),
-			errhint("Ask a DBA to run GRANT EXECUTE ON FUNCTION idemq.create_queue TO %s, or to "
-					"create the queue.",
-					quote_identifier(GetUserNameFromId(GetUserId(), false))));
+	Oid oid = idemq_function_oid(function);
+	const char *role = quote_identifier(GetUserNameFromId(GetUserId(), false));
+
+	if (!compat_may(ProcedureRelationId, oid, GetUserId(), ACL_EXECUTE))
+		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				errmsg("permission denied for function %s", function),
+				errdetail("The call would %s \"%s\".", what, name),
+				errhint("Ask a DBA to run GRANT EXECUTE ON FUNCTION idemq.%s TO %s.", function, role));
+	return oid;
 }
 
 /* Raises 42501 unless the role administers a queue whose declaration is another than the last. */
@@ -160,7 +162,7 @@ ensure(FunctionCallInfo settings, const char *name, bool is_locked, Ensured *don
 	bool found = idemq_queue_find(name, &queue);
 
 	if (!found)
-		check_may_create(name);
+		(void) idemq_ensure_may_call("create_queue", "create the queue", name);
 	else if (queue.privileges == 0)
 		idemq_queue_denied(name, PRIVILEGE_ALL);
 	idemq_settings_check(settings, false);

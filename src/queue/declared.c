@@ -22,9 +22,7 @@
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "lib/stringinfo.h"
-#include "nodes/nodeFuncs.h"
 #include "optimizer/optimizer.h"
-#include "parser/parse_func.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
 #include "utils/syscache.h"
@@ -165,19 +163,11 @@ idemq_declared_store(FunctionCallInfo settings, int32 queue_id)
 	(void) idemq_spi_do(&store_declared, values, nulls);
 }
 
-/* Returns create_queue. */
-Oid
-idemq_declared_creator(void)
-{
-	return LookupFuncName(list_make2(makeString(IDEMQ_SCHEMA), makeString("create_queue")), -1,
-						  NULL, false);
-}
-
 /* Returns the defaults of create_queue's settings, as constants. */
 static List *
 creator_defaults(void)
 {
-	HeapTuple tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(idemq_declared_creator()));
+	HeapTuple tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(idemq_function_oid("create_queue")));
 	bool isnull = true;
 	Datum tree = 0;
 	List *defaults;

@@ -134,7 +134,6 @@ extern void idemq_declared_for_create(FunctionCallInfo settings);
 extern bool idemq_declared_compare(FunctionCallInfo settings, int32 queue_id,
 								   DeclaredDifference *difference);
 extern void idemq_declared_store(FunctionCallInfo settings, int32 queue_id);
-extern Oid idemq_declared_creator(void);
 
 /*
  * queue_cache.c
@@ -272,6 +271,7 @@ extern bool idemq_topic_find(const char *name, TopicSpace *space);
 extern int idemq_topic_privileges(const TopicSpace *space, Oid role);
 extern void idemq_topic_open(const char *name, int wanted, TopicSpace *space);
 extern void idemq_topic_keep(const char *name);
+extern void idemq_topic_lock_name(const char *name);
 pg_noreturn extern void idemq_topic_refuse_unknown(const char *name);
 
 /*
