@@ -168,7 +168,7 @@ extern void idemq_wrapper_become_owner(int guc_level);
  */
 
 extern bool idemq_create_queue(FunctionCallInfo fcinfo, QueueInfo *queue);
-extern void idemq_change_queue(FunctionCallInfo fcinfo, QueueInfo *queue);
+extern void idemq_change_queue(FunctionCallInfo fcinfo, QueueInfo *queue, bool latest);
 
 /*
  * ensure_queue.c

@@ -11,6 +11,7 @@
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "utils/acl.h"
@@ -132,11 +133,12 @@ SQL_FUNCTION(idemq_sql_create_queue)
 	if (!idemq_create_queue(fcinfo, &queue))
 		ereport(ERROR, errcode(ERRCODE_DUPLICATE_OBJECT),
 				errmsg("queue \"%s\" already exists", TextDatumGetCString(PG_GETARG_DATUM(0))),
-				errhint("Change it with idemq.alter_queue, or use idemq.ensure_queue, which creates or "
-						"changes a queue."));
+				errhint(
+					"Change it with idemq.alter_queue, or use idemq.ensure_queue, which creates or "
+					"changes a queue."));
 	idemq_audit(&(AuditEntry){.action = "create_queue",
 							  .queue = &queue,
-							  .details = idemq_settings_document(queue.id, 0)});
+							  .details = idemq_settings_document(queue.id, 0, false)});
 	PG_RETURN_INT32(queue.id);
 }
 
@@ -163,16 +165,16 @@ is_given(FunctionCallInfo fcinfo, const char *name)
 
 /*
  * Changes a queue to the arguments of alter_queue that are not NULL, and looks it up again.  The caller
- * has checked the privilege and the arguments, and holds the row (idemq_settings_document).  Raises
- * IQ005, 42501 for dead_letter_queue, 22023 for lease.
+ * has checked the privilege and the arguments, and holds the row (idemq_settings_document, with the
+ * same latest).  Raises IQ005, 42501 for dead_letter_queue, 22023 for lease.
  */
 void
-idemq_change_queue(FunctionCallInfo fcinfo, QueueInfo *queue)
+idemq_change_queue(FunctionCallInfo fcinfo, QueueInfo *queue, bool latest)
 {
 	QueueInfo former = *queue;
 
 	check_dead_letter_queue(fcinfo, queue->name, queue->id);
-	idemq_settings_update(fcinfo, queue->name);
+	idemq_settings_update(fcinfo, queue->name, latest);
 	if (is_given(fcinfo, "group_max_running") || is_given(fcinfo, "group_rate_limit") ||
 		is_given(fcinfo, "group_rate_period") || is_given(fcinfo, "group_rate_burst"))
 		idemq_pending_note(ACTION_GROUPS, NULL, queue->id);
@@ -205,11 +207,17 @@ SQL_FUNCTION(idemq_sql_alter_queue)
 	idemq_queue_arg(fcinfo, 0, "name", PRIVILEGE_ADMIN, &queue);
 	idemq_settings_check(fcinfo, false);
 	idemq_jobs_check_writable();
-	before = idemq_settings_document(queue.id, 0);
+	before = idemq_settings_document(queue.id, 0, false);
 	if (before == (Datum) 0)
+	{
+		if (IsolationUsesXactSnapshot() && idemq_queue_by_id(queue.id, &queue))
+			ereport(ERROR, errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+					errmsg("could not serialize access due to concurrent create_queue"),
+					errhint("Run the transaction again."));
 		PG_RETURN_VOID(); /* dropped meanwhile */
-	idemq_change_queue(fcinfo, &queue);
-	entry.details = idemq_settings_document(queue.id, before);
+	}
+	idemq_change_queue(fcinfo, &queue, false);
+	entry.details = idemq_settings_document(queue.id, before, false);
 	if (entry.details != (Datum) 0)
 		idemq_audit(&entry);
 	PG_RETURN_VOID();

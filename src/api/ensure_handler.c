@@ -27,22 +27,23 @@
  */
 static SqlStatement compare_handler =
 	{.few = true,
-	 .text = "SELECT (SELECT coalesce(jsonb_object_agg(key, jsonb_build_object('from', o.value, 'to', "
-			 "n.value)), '{}') FROM jsonb_each(before) o JOIN jsonb_each(wanted) n USING (key) "
-			 "WHERE o.value <> n.value), before = wanted, stopped_at IS NOT NULL "
-			 "FROM idemq_internal.handler_entries h CROSS JOIN LATERAL (SELECT jsonb_build_object("
-			 "'function', format('%I.%I(%s)', schema_name, function_name, argument_types), "
-			 "'owner', (SELECT rolname FROM pg_roles WHERE rolname = owner_name "
-			 "AND (owner_oid IS NULL OR oid = owner_oid)), "
-			 "'role', (SELECT rolname FROM pg_roles WHERE rolname = role_name "
-			 "AND (role_oid IS NULL OR oid = role_oid)), "
-			 "'workers', workers, 'batch', batch, 'max_idle', max_idle) AS before, "
-			 "(SELECT jsonb_build_object('function', format('%I.%I(jsonb)', nspname, proname), "
-			 "'owner', pg_get_userbyid(proowner), 'role', pg_get_userbyid($3), "
-			 "'workers', $4, 'batch', $5, "
-			 "'max_idle', CASE WHEN max_idle = $6 THEN max_idle ELSE $6 END) "
-			 "FROM pg_proc p JOIN pg_namespace n ON n.oid = pronamespace "
-			 "WHERE p.oid = $2 AND proargtypes::text = '3802') AS wanted) d WHERE queue_id = $1",
+	 .text =
+		 "SELECT (SELECT coalesce(jsonb_object_agg(key, jsonb_build_object('from', o.value, 'to', "
+		 "n.value)), '{}') FROM jsonb_each(before) o JOIN jsonb_each(wanted) n USING (key) "
+		 "WHERE o.value <> n.value), before = wanted, stopped_at IS NOT NULL "
+		 "FROM idemq_internal.handler_entries h CROSS JOIN LATERAL (SELECT jsonb_build_object("
+		 "'function', format('%I.%I(%s)', schema_name, function_name, argument_types), "
+		 "'owner', (SELECT rolname FROM pg_roles WHERE rolname = owner_name "
+		 "AND (owner_oid IS NULL OR oid = owner_oid)), "
+		 "'role', (SELECT rolname FROM pg_roles WHERE rolname = role_name "
+		 "AND (role_oid IS NULL OR oid = role_oid)), "
+		 "'workers', workers, 'batch', batch, 'max_idle', max_idle) AS before, "
+		 "(SELECT jsonb_build_object('function', format('%I.%I(jsonb)', nspname, proname), "
+		 "'owner', pg_get_userbyid(proowner), 'role', pg_get_userbyid($3), "
+		 "'workers', $4, 'batch', $5, "
+		 "'max_idle', CASE WHEN max_idle = $6 THEN max_idle ELSE $6 END) "
+		 "FROM pg_proc p JOIN pg_namespace n ON n.oid = pronamespace "
+		 "WHERE p.oid = $2 AND proargtypes::text = '3802') AS wanted) d WHERE queue_id = $1",
 	 .types = {INT4OID, OIDOID, OIDOID, INT4OID, INT4OID, INTERVALOID}};
 
 typedef struct HandlerDifference
@@ -105,7 +106,8 @@ answer(FunctionCallInfo fcinfo, const char *outcome, const char *queue,
 
 	if (difference->is_stopped && !is_changed)
 		ereport(WARNING, errmsg("handler of queue \"%s\" is stopped", queue),
-				errdetail("The server crashed three times in a row while the handler was running jobs."),
+				errdetail(
+					"The server crashed three times in a row while the handler was running jobs."),
 				errhint("Fix the cause, then call idemq.set_handler to start the handler."));
 	return idemq_row_datum(fcinfo, values, nulls);
 }

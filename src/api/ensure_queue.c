@@ -50,7 +50,8 @@ idemq_ensure_may_call(const char *function, const char *what, const char *name)
 		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				errmsg("permission denied for function %s", function),
 				errdetail("The call would %s \"%s\".", what, name),
-				errhint("Ask a DBA to run GRANT EXECUTE ON FUNCTION idemq.%s TO %s.", function, role));
+				errhint("Ask a DBA to run GRANT EXECUTE ON FUNCTION idemq.%s TO %s.", function,
+						role));
 	return oid;
 }
 
@@ -60,13 +61,14 @@ check_may_change(const QueueInfo *queue, const DeclaredDifference *difference)
 {
 	if (queue->privileges & PRIVILEGE_ADMIN)
 		return;
-	ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-			errmsg("permission denied to change queue \"%s\"", queue->name),
-			errdetail("These settings were last declared with other values, or not at all: %s.",
-					  TextDatumGetCString(difference->new_names)),
-			errhint("Ask an administrator of the queue to make this call of idemq.ensure_queue, or to "
-					"run %s.",
-					idemq_grant_text(queue->name, GetUserNameFromId(GetUserId(), false), "admin")));
+	ereport(
+		ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+		errmsg("permission denied to change queue \"%s\"", queue->name),
+		errdetail("These settings were last declared with other values, or not at all: %s.",
+				  TextDatumGetCString(difference->new_names)),
+		errhint("Ask an administrator of the queue to make this call of idemq.ensure_queue, or to "
+				"run %s.",
+				idemq_grant_text(queue->name, GetUserNameFromId(GetUserId(), false), "admin")));
 }
 
 /* Warns of declared settings that the queue does not have: somebody has changed them since. */
@@ -76,8 +78,8 @@ warn_of_kept(const QueueInfo *queue, const DeclaredDifference *difference)
 	if (VARSIZE_ANY_EXHDR(DatumGetTextPP(difference->kept_names)) == 0)
 		return;
 	ereport(WARNING,
-			errmsg("settings of queue \"%s\" were changed since they were declared: %s", queue->name,
-				   TextDatumGetCString(difference->kept_names)),
+			errmsg("settings of queue \"%s\" were changed since they were declared: %s",
+				   queue->name, TextDatumGetCString(difference->kept_names)),
 			errdetail("%s.", TextDatumGetCString(difference->kept_details)),
 			errhint("idemq.ensure_queue keeps such a setting until its declared value changes. Use "
 					"idemq.alter_queue to set it."));
@@ -93,16 +95,18 @@ copy_settings(FunctionCallInfo to, FunctionCallInfo from)
 static void
 audit(const QueueInfo *queue, const Ensured *done)
 {
-	Datum settings = done->changes != (Datum) 0 ? done->changes : idemq_settings_document(queue->id, 0);
+	Datum settings = done->changes != (Datum) 0 ? done->changes
+												: idemq_settings_document(queue->id, 0, true);
 	char *text = JsonbToCString(NULL, &DatumGetJsonbP(settings)->root, 0);
 
-	idemq_audit(&(AuditEntry){
-		.action = "ensure_queue",
-		.queue = queue,
-		.details = DirectFunctionCall1(
-			jsonb_in, CStringGetDatum(psprintf("{\"outcome\": \"%s\", \"%s\": %s}", done->outcome,
-											   done->changes != (Datum) 0 ? "changes" : "settings",
-											   text)))});
+	idemq_audit(&(
+		AuditEntry){.action = "ensure_queue",
+					.queue = queue,
+					.details = DirectFunctionCall1(
+						jsonb_in,
+						CStringGetDatum(
+							psprintf("{\"outcome\": \"%s\", \"%s\": %s}", done->outcome,
+									 done->changes != (Datum) 0 ? "changes" : "settings", text)))});
 }
 
 /* Creates the queue; false when it has come in between, through a row that was written by hand. */
@@ -129,7 +133,7 @@ change(FunctionCallInfo settings, QueueInfo *queue, Ensured *done)
 	LOCAL_FCINFO(values, SQL_MAX_ARGS);
 	DeclaredDifference difference;
 	/* Locks the row: what is compared stays. */
-	Datum before = idemq_settings_document(queue->id, 0);
+	Datum before = idemq_settings_document(queue->id, 0, true);
 	int64 wanted;
 
 	if (before == (Datum) 0 || !idemq_declared_compare(settings, queue->id, &difference))
@@ -139,10 +143,10 @@ change(FunctionCallInfo settings, QueueInfo *queue, Ensured *done)
 	for (int i = 1; i < values->nargs; i++)
 		values->args[i].isnull |= (wanted & (INT64CONST(1) << (i - 1))) == 0;
 	if (wanted != 0)
-		idemq_change_queue(values, queue);
+		idemq_change_queue(values, queue, true);
 	idemq_declared_store(settings, queue->id);
 	done->outcome = "changed";
-	done->changes = idemq_settings_document(queue->id, before);
+	done->changes = idemq_settings_document(queue->id, before, true);
 	if (done->changes == (Datum) 0)
 		done->changes = DirectFunctionCall1(jsonb_in, CStringGetDatum("{}"));
 	audit(queue, done);

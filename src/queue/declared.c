@@ -76,8 +76,7 @@ add_setting(int i, StringInfo compared, StringInfo stored)
 	const char *none = idemq_setting_none(i);
 	const char *type = format_type_be(idemq_setting_type(i));
 	const char *comma = i > 0 ? ", " : "";
-	char *value =
-		none != NULL ? psprintf("nullif($%d, %s)", i + 2, none) : psprintf("$%d", i + 2);
+	char *value = none != NULL ? psprintf("nullif($%d, %s)", i + 2, none) : psprintf("$%d", i + 2);
 
 	appendStringInfo(compared,
 					 "%s(%lld::bigint, '%s', $%d IS NOT NULL, CASE WHEN q.declared ? '%s' "
@@ -167,7 +166,8 @@ idemq_declared_store(FunctionCallInfo settings, int32 queue_id)
 static List *
 creator_defaults(void)
 {
-	HeapTuple tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(idemq_function_oid("create_queue")));
+	HeapTuple tuple =
+		SearchSysCache1(PROCOID, ObjectIdGetDatum(idemq_function_oid("create_queue")));
 	bool isnull = true;
 	Datum tree = 0;
 	List *defaults;

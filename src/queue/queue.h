@@ -95,8 +95,8 @@ extern Oid idemq_setting_type(int i);
 extern const char *idemq_setting_none(int i);
 extern bool idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id);
 extern bool idemq_settings_is_inserting(void);
-extern void idemq_settings_update(FunctionCallInfo fcinfo, const char *name);
-extern Datum idemq_settings_document(int32 queue_id, Datum before);
+extern void idemq_settings_update(FunctionCallInfo fcinfo, const char *name, bool latest);
+extern Datum idemq_settings_document(int32 queue_id, Datum before, bool latest);
 extern uint64 idemq_settings_load(const Datum *range, Snapshot snapshot);
 extern void idemq_settings_read(uint64 row, QueueInfo *queue);
 extern bool idemq_queue_is_paused(const QueueInfo *queue);
@@ -122,10 +122,10 @@ idemq_queue_may_have_pauses(const QueueInfo *queue)
 /* How a declaration differs from the last one, and from the settings.  Bit i: setting i. */
 typedef struct DeclaredDifference
 {
-	int64 is_new;		/* bits: named with another value than the last time, or for the first time */
-	int64 differs;		/* bits: the queue has another value now */
-	Datum new_names;	/* text: the names of is_new, with commas */
-	Datum kept_names;	/* text: of those that differ and are not new */
+	int64 is_new;	  /* bits: named with another value than the last time, or for the first time */
+	int64 differs;	  /* bits: the queue has another value now */
+	Datum new_names;  /* text: the names of is_new, with commas */
+	Datum kept_names; /* text: of those that differ and are not new */
 	Datum kept_details; /* text: the same with both values */
 } DeclaredDifference;
 

@@ -92,7 +92,7 @@ static SqlStatement load_queues =
 
 /* Made by build_statements. */
 static SqlStatement insert_queue = {.nargs = SETTING_ARGS, .types = {TEXTOID}};
-static SqlStatement update_queue = {.nargs = SETTING_ARGS, .types = {TEXTOID}, .latest = true};
+static SqlStatement update_queue = {.nargs = SETTING_ARGS, .types = {TEXTOID}};
 
 /* Makes the text of the statements that write, at their first use. */
 static void
@@ -235,8 +235,7 @@ idemq_setting_none(int i)
 static SqlStatement set_dead_letter_role =
 	{.text = "UPDATE idemq.queues SET dead_letter_role = CASE WHEN dead_letter_queue IS NOT NULL "
 			 "THEN $2 END WHERE name = $1",
-	 .types = {TEXTOID, NAMEOID},
-	 .latest = true};
+	 .types = {TEXTOID, NAMEOID}};
 
 /*
  * Runs a statement with name and settings as its parameters, and stores the role that has set
@@ -303,14 +302,18 @@ idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id)
 	return inserted;
 }
 
-/* Changes the settings of a queue to the arguments of alter_queue that are not NULL. */
+/*
+ * Changes the settings of a queue to the arguments of alter_queue that are not NULL.  latest: even if
+ * the row is newer than the transaction's snapshot.
+ */
 void
-idemq_settings_update(FunctionCallInfo fcinfo, const char *name)
+idemq_settings_update(FunctionCallInfo fcinfo, const char *name, bool latest)
 {
 	Oid caller = GetUserId();
 	SqlScope scope;
 
 	build_statements();
+	update_queue.latest = set_dead_letter_role.latest = latest;
 	idemq_spi_begin(&scope);
 	(void) run_with_settings(&update_queue, fcinfo, name, caller, NULL);
 	idemq_spi_end(&scope);
@@ -319,7 +322,6 @@ idemq_settings_update(FunctionCallInfo fcinfo, const char *name)
 /* $2: these settings at another time, or NULL. */
 static SqlStatement describe_queue =
 	{.locks = true,
-	 .latest = true,
 	 .text = "SELECT CASE WHEN $2 IS NULL THEN n.doc ELSE (SELECT jsonb_object_agg(key, "
 			 "jsonb_build_object('from', o.value, 'to', s.value)) FROM jsonb_each($2) o "
 			 "JOIN jsonb_each(n.doc) s USING (key) WHERE o.value <> s.value) END "
@@ -332,14 +334,16 @@ static SqlStatement describe_queue =
 /*
  * Returns the settings of a queue as jsonb, 0 when it is gone; they stay as they are until this
  * transaction ends.  With what that was before, unless it is 0: what differs now, or 0 when nothing
- * does: {"lease": {"from": ..., "to": ...}, ...}.
+ * does: {"lease": {"from": ..., "to": ...}, ...}.  latest: as for idemq_settings_update; a row that the
+ * snapshot does not show is not there otherwise, and one that has changed since raises 40001.
  */
 Datum
-idemq_settings_document(int32 queue_id, Datum before)
+idemq_settings_document(int32 queue_id, Datum before, bool latest)
 {
 	Datum values[] = {Int32GetDatum(queue_id), before};
 	Datum document;
 
+	describe_queue.latest = latest;
 	(void) idemq_spi_row(&describe_queue, values, &document, sizeof(document));
 	return document;
 }

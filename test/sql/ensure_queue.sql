@@ -98,7 +98,7 @@ SET ROLE regress_ensure;
 SELECT * FROM idemq.ensure_queue('old');
 SELECT * FROM idemq.ensure_queue('old', max_running => 6);
 SELECT * FROM idemq.ensure_queue('old', exact => true, max_running => 6);
-SELECT * FROM idemq.ensure_queue('old', max_running => 7, lease => '30 s');
+SELECT * FROM idemq.ensure_queue('old', max_running => 7, retention => '1 day');
 SELECT * FROM idemq.ensure_queue('new');
 SELECT * FROM idemq.ensure_queue('mail');
 SELECT idemq.ensure_topic('orders');
@@ -147,7 +147,7 @@ SELECT idemq.ensure_topic('or der');
 SELECT lease, declared->'lease' AS declared FROM idemq.queues WHERE name = 'mail';
 SELECT count(*) FROM idemq.queues WHERE name = 'bad';
 -- The warning of alter_queue and create_queue.
-SELECT outcome FROM idemq.ensure_queue('mail', idempotency_window => '1 s');
+SELECT outcome FROM idemq.ensure_queue('mail', idempotency_window => '1 min');
 
 -- ---- An unchanged call writes nothing, and takes no lock beyond a read
 
