@@ -112,7 +112,7 @@ COMMENT ON FUNCTION idemq.ensure_queue
 - exact: also set the settings that are not named to the defaults of idemq.create_queue
 - A setting is changed only if its value differs from the one that the last call naming it declared (idemq.queues.declared). If it was changed with idemq.alter_queue since then, it stays, and a WARNING names it.
 - NULL means that a setting is not named. As in idemq.alter_queue, 0 means no limit, and '''' means no dead_letter_queue.
-- An unchanged call writes nothing and takes no lock. changes is {} if only the declaration was stored.';
+- An unchanged call only reads, so it also works in a read-only transaction and on a standby. changes is {} if only the declaration was stored.';
 
 CREATE FUNCTION idemq.drop_queue(name text, force boolean DEFAULT false)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';

@@ -114,7 +114,7 @@ END $$;
 CREATE FUNCTION idemq.ensure_topic(topic text) RETURNS text
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_ensure_topic';
 COMMENT ON FUNCTION idemq.ensure_topic(text)
-	IS 'Create a topic space unless it exists. Returns created or unchanged. An unchanged call writes nothing and takes no lock. Requires any privilege on the topic space, or EXECUTE on idemq.create_topic if the topic space does not exist. A created topic space is recorded in idemq.audit as create_topic.';
+	IS 'Create a topic space unless it exists. Returns created or unchanged. An unchanged call only reads. Requires any privilege on the topic space, or EXECUTE on idemq.create_topic if the topic space does not exist. A created topic space is recorded in idemq.audit as create_topic.';
 
 CREATE FUNCTION idemq.drop_topic(topic text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';

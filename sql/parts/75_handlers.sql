@@ -73,7 +73,7 @@ CREATE FUNCTION idemq.ensure_handler(
 	max_idle interval DEFAULT '10 s', OUT outcome text, OUT changes jsonb)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_ensure_handler';
 COMMENT ON FUNCTION idemq.ensure_handler(text, text, int, int, interval)
-	IS 'Set a queue''s handler with idemq.set_handler, unless it is already set in the same way by the same role. Returns the outcome: created, changed (with from and to, in changes) or unchanged. An unchanged call writes nothing, takes no lock, and interrupts no process of the handler; it does not restart a handler that was stopped after crashes, but raises a WARNING. Requires any privilege on the queue for unchanged, and otherwise EXECUTE on idemq.set_handler and what that function requires. A call that sets the handler is recorded in idemq.audit as set_handler.';
+	IS 'Set a queue''s handler with idemq.set_handler, unless it is already set in the same way by the same role. Returns the outcome: created, changed (with from and to, in changes) or unchanged. An unchanged call only reads, so it does not restart a handler that was stopped after crashes, but raises a WARNING. Requires any privilege on the queue for unchanged, and otherwise EXECUTE on idemq.set_handler and what that function requires. A call that sets the handler is recorded in idemq.audit as set_handler.';
 
 CREATE FUNCTION idemq.drop_handler(queue text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
