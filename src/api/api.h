@@ -167,6 +167,7 @@ extern void idemq_wrapper_become_owner(int guc_level);
  *		Creating a queue, and changing its settings.
  */
 
+extern void idemq_check_dead_letter_queue(FunctionCallInfo fcinfo, const char *name, int32 id);
 extern bool idemq_create_queue(FunctionCallInfo fcinfo, QueueInfo *queue);
 extern void idemq_change_queue(FunctionCallInfo fcinfo, QueueInfo *queue, bool latest);
 

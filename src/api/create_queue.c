@@ -26,10 +26,12 @@
 #include "txn/txn.h"
 
 /*
- * Checks dead_letter_queue, if it is given; id is 0 for a new queue.  See idemq_dead_letter_check.
+ * Checks dead_letter_queue, if it is given; id is 0 for a new queue.  See idemq_dead_letter_check.  The
+ * caller does not hold the row of the queue yet: this waits for a session that drops the dead-letter
+ * queue, and that session writes the rows of the queues that have it.
  */
-static void
-check_dead_letter_queue(FunctionCallInfo fcinfo, const char *name, int32 id)
+void
+idemq_check_dead_letter_queue(FunctionCallInfo fcinfo, const char *name, int32 id)
 {
 	int n = idemq_setting_arg("dead_letter_queue");
 
@@ -103,8 +105,8 @@ idemq_create_queue(FunctionCallInfo fcinfo, QueueInfo *queue)
 	check_name(name);
 	idemq_settings_check(fcinfo, true);
 	idemq_jobs_check_writable();
-	check_dead_letter_queue(fcinfo, name, 0);
 	idemq_queue_lock_name(name);
+	idemq_check_dead_letter_queue(fcinfo, name, 0);
 	if (!idemq_settings_insert(fcinfo, name, &id))
 		return false;
 	idemq_pending_note(ACTION_CREATE_QUEUE, NULL, id);
@@ -166,14 +168,13 @@ is_given(FunctionCallInfo fcinfo, const char *name)
 /*
  * Changes a queue to the arguments of alter_queue that are not NULL, and looks it up again.  The caller
  * has checked the privilege and the arguments, and holds the row (idemq_settings_document, with the
- * same latest).  Raises IQ005, 42501 for dead_letter_queue, 22023 for lease.
+ * same latest).  Raises 22023 for lease.
  */
 void
 idemq_change_queue(FunctionCallInfo fcinfo, QueueInfo *queue, bool latest)
 {
 	QueueInfo former = *queue;
 
-	check_dead_letter_queue(fcinfo, queue->name, queue->id);
 	idemq_settings_update(fcinfo, queue->name, latest);
 	if (is_given(fcinfo, "group_max_running") || is_given(fcinfo, "group_rate_limit") ||
 		is_given(fcinfo, "group_rate_period") || is_given(fcinfo, "group_rate_burst"))
@@ -207,6 +208,7 @@ SQL_FUNCTION(idemq_sql_alter_queue)
 	idemq_queue_arg(fcinfo, 0, "name", PRIVILEGE_ADMIN, &queue);
 	idemq_settings_check(fcinfo, false);
 	idemq_jobs_check_writable();
+	idemq_check_dead_letter_queue(fcinfo, queue.name, queue.id);
 	before = idemq_settings_document(queue.id, 0, false);
 	if (before == (Datum) 0)
 	{

@@ -4,15 +4,15 @@
  *
  * Each call names settings.  A call is unchanged if the queue exists, and all settings that it names
  * were last declared with the same values (queue/declared.c); that is all that decides, so what a DBA
- * has changed since with alter_queue stays, and a WARNING names it.  An unchanged call reads two rows:
- * it takes no lock, and works in a read-only transaction, on a standby and in a follower.
+ * has changed since with alter_queue stays, and a WARNING names it.  An unchanged call reads the queue's
+ * row: it takes no lock beyond that, and works in a read-only transaction, on a standby and in a follower.
  *
  * Any other call writes: it creates the queue as create_queue does, or changes, as alter_queue does,
  * those of the newly declared settings that the queue does not have yet, and stores the declaration.
  * It first locks the queue's name, as create_queue does too, and looks again under the latest snapshot.
  * So of two calls that create a queue at once, the second finds the queue of the first, at every
- * isolation level, or creates it if the first rolls back.  The row of an existing queue is locked next.
- * Where alter_queue or drop_queue is in between above READ COMMITTED, that raises 40001.
+ * isolation level, or creates it if the first rolls back.  Locks, in this order: the name, the
+ * dead-letter queue (idemq_check_dead_letter_queue), the row of the queue.  Where alter_queue or drop_queue is in between above READ COMMITTED, that raises 40001.
  *
  * Pauses, holds and grants are no settings: they stay.
  */
@@ -126,23 +126,34 @@ create(FunctionCallInfo settings, Ensured *done)
 	return true;
 }
 
-/* Changes the queue to a declaration that is not the last one; false when the queue is gone. */
+/* Copies a declaration, without the settings that are not in a set of bits. */
+static void
+copy_some(FunctionCallInfo to, FunctionCallInfo from, int64 wanted)
+{
+	copy_settings(to, from);
+	for (int i = 1; i < to->nargs; i++)
+		to->args[i].isnull |= (wanted & (INT64CONST(1) << (i - 1))) == 0;
+}
+
+/*
+ * Changes the queue to a declaration that is not the last one; false when the queue is gone.  What is
+ * new of it cannot change, because the queue's name is locked.
+ */
 static bool
-change(FunctionCallInfo settings, QueueInfo *queue, Ensured *done)
+change(FunctionCallInfo settings, QueueInfo *queue, int64 is_new, Ensured *done)
 {
 	LOCAL_FCINFO(values, SQL_MAX_ARGS);
 	DeclaredDifference difference;
-	/* Locks the row: what is compared stays. */
-	Datum before = idemq_settings_document(queue->id, 0, true);
-	int64 wanted;
+	Datum before;
 
+	copy_some(values, settings, is_new);
+	idemq_check_dead_letter_queue(values, queue->name, queue->id);
+	/* Locks the row: what is compared stays. */
+	before = idemq_settings_document(queue->id, 0, true);
 	if (before == (Datum) 0 || !idemq_declared_compare(settings, queue->id, &difference))
 		return false;
-	wanted = difference.is_new & difference.differs;
-	copy_settings(values, settings);
-	for (int i = 1; i < values->nargs; i++)
-		values->args[i].isnull |= (wanted & (INT64CONST(1) << (i - 1))) == 0;
-	if (wanted != 0)
+	copy_some(values, settings, difference.is_new & difference.differs);
+	if ((difference.is_new & difference.differs) != 0)
 		idemq_change_queue(values, queue, true);
 	idemq_declared_store(settings, queue->id);
 	done->outcome = "changed";
@@ -188,7 +199,7 @@ ensure(FunctionCallInfo settings, const char *name, bool is_locked, Ensured *don
 		idemq_queue_lock_name(name);
 		return false;
 	}
-	return found ? change(settings, &queue, done) : create(settings, done);
+	return found ? change(settings, &queue, difference.is_new, done) : create(settings, done);
 }
 
 /*
