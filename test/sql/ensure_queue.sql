@@ -14,6 +14,7 @@ SELECT * FROM idemq.ensure_queue('mail', lease => '60 s');
 -- What is not named stays; nothing named changes nothing.
 SELECT * FROM idemq.ensure_queue('mail');
 SELECT * FROM idemq.ensure_queue('mail', max_running => 30, retention => '2 days');
+SELECT * FROM idemq.ensure_queue('mail', retention => '48 h');
 SELECT lease, max_running, retention, declared FROM idemq.queues;
 -- 0 and '' are none, as in alter_queue; a setting may be named with its default.
 SELECT (idemq.ensure_queue('letters')).outcome, (idemq.ensure_queue('more')).outcome;
