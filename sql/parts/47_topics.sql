@@ -113,6 +113,11 @@ BEGIN
 		idemq_internal.audit('create_topic', 0, '', jsonb_build_object('topic', topic));
 END $$;
 
+CREATE FUNCTION idemq.ensure_topic(topic text) RETURNS text
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_ensure_topic';
+COMMENT ON FUNCTION idemq.ensure_topic(text)
+	IS 'Create a topic space unless it exists. Returns created or unchanged. An unchanged call only reads. Requires any privilege on the topic space, or EXECUTE on idemq.create_topic if the topic space does not exist. A created topic space is recorded in idemq.audit as create_topic.';
+
 CREATE FUNCTION idemq.drop_topic(topic text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.drop_topic(text) IS 'Drop a topic space and its grants and bindings. Jobs that have been published remain. Requires admin on the topic space.';

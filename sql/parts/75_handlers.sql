@@ -68,6 +68,13 @@ COMMENT ON FUNCTION idemq.set_handler(text, text, int, int, interval)
 - The role must have claim, EXECUTE on the function (now and at each run) and LOGIN. Replacing another role''s handler requires admin.
 - The call raises 53400 if the queue is in excess of idemq.max_queues.';
 
+CREATE FUNCTION idemq.ensure_handler(
+	queue text, function text, workers int DEFAULT 1, batch int DEFAULT 1,
+	max_idle interval DEFAULT '10 s', OUT outcome text, OUT changes jsonb)
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_ensure_handler';
+COMMENT ON FUNCTION idemq.ensure_handler(text, text, int, int, interval)
+	IS 'Set a queue''s handler with idemq.set_handler, unless it is already set in the same way by the same role. Returns the outcome: created, changed (with from and to, in changes) or unchanged. An unchanged call only reads, so it does not restart a handler that was stopped after crashes, but raises a WARNING. Requires any privilege on the queue for unchanged, and otherwise EXECUTE on idemq.set_handler and what that function requires. A call that sets the handler is recorded in idemq.audit as set_handler.';
+
 CREATE FUNCTION idemq.drop_handler(queue text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.drop_handler(text)

@@ -13,6 +13,7 @@
 #include "postgres.h"
 
 #include "catalog/pg_type.h"
+#include "common/hashfn.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "storage/lock.h"
@@ -207,6 +208,20 @@ void
 idemq_queue_lock(int32 id, LOCKMODE mode)
 {
 	LockDatabaseObject(idemq_oids()->queues, (Oid) id, 0, mode);
+}
+
+/* Beside the locks of queues, whose objects have no sub-objects. */
+#define QUEUE_NAME_LOCK 0x6e6d /* "nm" */
+
+/*
+ * Locks the name of a queue to the end of the transaction, whether there is such a queue or not: for
+ * a session that creates it, or changes what ensure_queue declares.  Two names may share a lock.
+ */
+void
+idemq_queue_lock_name(const char *name)
+{
+	LockDatabaseObject(idemq_oids()->queues, hash_bytes((const unsigned char *) name, strlen(name)),
+					   QUEUE_NAME_LOCK, ExclusiveLock);
 }
 
 /*
