@@ -93,6 +93,11 @@ CREATE FUNCTION idemq_internal.may_change(h idemq_internal.handler_entries) RETU
 			h.role_oid), 'USAGE'), false)
 $$;
 
+-- Adds or replaces a handler, even one that is newer than the snapshot; false when the caller may not.
+CREATE FUNCTION idemq_internal.put_handler(queue_id int, schema name, function name, owner name,
+	role name, workers int, batch int, max_idle interval) RETURNS boolean
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_put_handler';
+
 CREATE FUNCTION idemq_internal.refuse_handler(queue text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
 	RAISE EXCEPTION 'permission denied for handler of queue "%"', queue USING ERRCODE = '42501',
@@ -147,22 +152,9 @@ BEGIN
 	ELSIF NOT has_function_privilege(idemq_internal.caller(), f.id, 'EXECUTE') THEN
 		RAISE EXCEPTION 'permission denied for function %', f.shown USING ERRCODE = '42501';
 	END IF;
-	number := idemq_internal.queue(queue, 'claim', 'keep');
-	INSERT INTO idemq_internal.handler_entries AS h (queue_id, schema_name, function_name,
-		argument_types,
-		role_name, workers,
-			batch, max_idle, set_at, owner_name)
-		VALUES (number, f.schema, f.name, 'jsonb', role, workers, batch, max_idle,
-			idemq.clock_timestamp(), f.owner)
-		ON CONFLICT ON CONSTRAINT handler_entries_pkey DO UPDATE
-			SET schema_name = excluded.schema_name,
-			function_name = excluded.function_name, argument_types = excluded.argument_types,
-			role_name = excluded.role_name, workers = excluded.workers, batch = excluded.batch,
-			max_idle = excluded.max_idle, set_at = excluded.set_at,
-				owner_name = excluded.owner_name,
-			crashes = 0, crashed_at = NULL, stopped_at = NULL
-		WHERE idemq_internal.may_change(h);
-	IF NOT FOUND THEN
+	number := idemq_internal.queue(queue, 'claim', 'name');
+	IF NOT idemq_internal.put_handler(number, f.schema, f.name, f.owner, role, workers, batch,
+		max_idle) THEN
 		PERFORM idemq_internal.refuse_handler(queue);
 	END IF;
 	why := idemq_internal.handler_refusal(number);
@@ -186,7 +178,7 @@ END $$;
 
 CREATE FUNCTION idemq_internal.drop_handler_impl(queue text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-	number int := idemq_internal.queue(queue, 'claim', 'share');
+	number int := idemq_internal.queue(queue, 'claim', 'name');
 BEGIN
 	DELETE FROM idemq_internal.handler_entries h WHERE h.queue_id = number
 		AND idemq_internal.may_change(h);

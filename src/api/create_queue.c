@@ -131,6 +131,7 @@ idemq_create_queue(FunctionCallInfo fcinfo, QueueInfo *queue)
 SQL_FUNCTION(idemq_sql_create_queue)
 {
 	QueueInfo queue;
+	AuditEntry entry = {.action = "create_queue", .queue = &queue};
 
 	if (!idemq_create_queue(fcinfo, &queue))
 		ereport(ERROR, errcode(ERRCODE_DUPLICATE_OBJECT),
@@ -138,9 +139,9 @@ SQL_FUNCTION(idemq_sql_create_queue)
 				errhint(
 					"Change it with idemq.alter_queue, or use idemq.ensure_queue, which creates or "
 					"changes a queue."));
-	idemq_audit(&(AuditEntry){.action = "create_queue",
-							  .queue = &queue,
-							  .details = idemq_settings_document(queue.id, 0, false)});
+	entry.details = idemq_settings_document(queue.id, 0, false);
+	if (entry.details != (Datum) 0)
+		idemq_audit(&entry);
 	PG_RETURN_INT32(queue.id);
 }
 
@@ -208,6 +209,9 @@ SQL_FUNCTION(idemq_sql_alter_queue)
 	idemq_queue_arg(fcinfo, 0, "name", PRIVILEGE_ADMIN, &queue);
 	idemq_settings_check(fcinfo, false);
 	idemq_jobs_check_writable();
+	/* Before the row, as ensure_queue does: the two do not deadlock, even in one transaction. */
+	idemq_queue_lock_name(queue.name);
+	idemq_queue_by_name(queue.name, PRIVILEGE_ADMIN, &queue);
 	idemq_check_dead_letter_queue(fcinfo, queue.name, queue.id);
 	before = idemq_settings_document(queue.id, 0, false);
 	if (before == (Datum) 0)

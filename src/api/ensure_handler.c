@@ -1,12 +1,13 @@
 /*
  * api/ensure_handler.c
- *		SQL function ensure_handler: sets a queue's handler unless it is set already.
+ *		SQL function ensure_handler: sets a queue's handler unless it is set already.  And what
+ *		set_handler (sql/parts/75_handlers.sql) asks of C.
  *
  * set_handler can be called again, but each call writes, makes the handler's processes end after their
  * job, and starts a handler that idemq has stopped because of crashes.  A program that declares its
  * handler whenever it starts calls this function in its place.  It compares the handler with the
  * arguments under the latest snapshot; if they are the same, it has done its work.  Otherwise it locks
- * the queue's name, compares again, and calls set_handler.
+ * the queue's name, as set_handler and drop_handler do, compares again, and calls set_handler.
  */
 #include "postgres.h"
 
@@ -139,4 +140,35 @@ SQL_FUNCTION(idemq_sql_ensure_handler)
 	(void) OidFunctionCall5(setter, PG_GETARG_DATUM(0), PG_GETARG_DATUM(1), PG_GETARG_DATUM(2),
 							PG_GETARG_DATUM(3), PG_GETARG_DATUM(4));
 	return answer(fcinfo, found ? "changed" : "created", queue.name, &difference);
+}
+
+/* $1: queue, $2: schema, $3: function, $4: its owner, $5: role, $6: workers, $7: batch, $8: max_idle. */
+static SqlStatement put_handler =
+	{.latest = true,
+	 .text =
+		 "INSERT INTO idemq_internal.handler_entries AS h (queue_id, schema_name, function_name, "
+		 "argument_types, owner_name, role_name, workers, batch, max_idle, set_at) "
+		 "VALUES ($1, $2, $3, 'jsonb', $4, $5, $6, $7, $8, idemq.clock_timestamp()) "
+		 "ON CONFLICT ON CONSTRAINT handler_entries_pkey DO UPDATE SET "
+		 "schema_name = excluded.schema_name, function_name = excluded.function_name, "
+		 "argument_types = excluded.argument_types, owner_name = excluded.owner_name, "
+		 "role_name = excluded.role_name, workers = excluded.workers, batch = excluded.batch, "
+		 "max_idle = excluded.max_idle, set_at = excluded.set_at, "
+		 "crashes = 0, crashed_at = NULL, stopped_at = NULL "
+		 "WHERE idemq_internal.may_change(h)",
+	 .types = {INT4OID, NAMEOID, NAMEOID, NAMEOID, NAMEOID, INT4OID, INT4OID, INTERVALOID}};
+
+/*
+ * put_handler(queue_id, schema, function, owner, role, workers, batch, max_idle) -> whether the caller
+ * may change the queue's handler; then it is set.  The caller has locked the queue's name, so at each
+ * isolation level it replaces the latest handler.  40001 if somebody writes the row by hand.
+ */
+SQL_FUNCTION(idemq_sql_internal_put_handler)
+{
+	Datum values[8];
+
+	(void) idemq_wrapper_caller();
+	for (int i = 0; i < (int) lengthof(values); i++)
+		values[i] = PG_GETARG_DATUM(i);
+	PG_RETURN_BOOL(idemq_spi_do(&put_handler, values, NULL) > 0);
 }

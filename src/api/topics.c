@@ -68,6 +68,14 @@ SQL_FUNCTION(idemq_sql_internal_check_space)
 	PG_RETURN_VOID();
 }
 
+/* lock_topic(topic) -> void; idemq_topic_lock_name. */
+SQL_FUNCTION(idemq_sql_internal_lock_topic)
+{
+	(void) idemq_wrapper_caller();
+	idemq_topic_lock_name(TextDatumGetCString(PG_GETARG_DATUM(0)));
+	PG_RETURN_VOID();
+}
+
 /* topic_space(pattern) -> its space; 22004, 22023. */
 SQL_FUNCTION(idemq_sql_internal_topic_space)
 {

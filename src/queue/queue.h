@@ -214,7 +214,7 @@ extern void idemq_queue_arg(FunctionCallInfo fcinfo, int n, const char *name, in
 extern void idemq_queue_open(FunctionCallInfo fcinfo, int n, const char *name, int wanted,
 							 LOCKMODE mode, QueueInfo *queue);
 extern void idemq_queue_hold(QueueInfo *queue, int wanted, LOCKMODE mode);
-extern void idemq_queue_keep(const QueueInfo *queue);
+extern void idemq_queue_keep(const QueueInfo *queue, bool latest);
 extern bool idemq_queue_find(const char *name, QueueInfo *queue);
 extern bool idemq_queue_by_id(int32 id, QueueInfo *queue);
 extern void idemq_queue_need_qstate(const QueueInfo *queue);

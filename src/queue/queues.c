@@ -215,7 +215,8 @@ idemq_queue_lock(int32 id, LOCKMODE mode)
 
 /*
  * Locks the name of a queue to the end of the transaction, whether there is such a queue or not: for
- * a session that creates it, or changes what ensure_queue declares.  Two names may share a lock.
+ * a session that creates, declares, alters or drops it, or sets or drops its handler.  It comes before
+ * any other lock of the queue.  Two names may share a lock.
  */
 void
 idemq_queue_lock_name(const char *name)
@@ -253,13 +254,15 @@ idemq_queue_open(FunctionCallInfo fcinfo, int n, const char *name, int wanted, L
 
 /*
  * Keeps a queue's row to the end of the transaction, for a row that names it and would be
- * left behind otherwise (idemq_internal.queue_gone_impl).  Raises IQ005 when it is gone.
+ * left behind otherwise (idemq_internal.queue_gone_impl).  latest: even if the row is newer than
+ * the transaction's snapshot.  Raises IQ005 when it is gone.
  */
 void
-idemq_queue_keep(const QueueInfo *queue)
+idemq_queue_keep(const QueueInfo *queue, bool latest)
 {
 	Datum id = Int32GetDatum(queue->id);
 
+	queues_keep_row.latest = latest;
 	if (idemq_spi_do(&queues_keep_row, &id, NULL) == 0)
 		refuse_unknown(queue->name);
 }
