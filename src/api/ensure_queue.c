@@ -9,10 +9,11 @@
  *
  * Any other call writes: it creates the queue as create_queue does, or changes, as alter_queue does,
  * those of the newly declared settings that the queue does not have yet, and stores the declaration.
- * It first locks the queue's name, as create_queue does too, and looks again under the latest snapshot.
- * So of two calls that create a queue at once, the second finds the queue of the first, at every
- * isolation level, or creates it if the first rolls back.  Locks, in this order: the name, the
- * dead-letter queue (idemq_check_dead_letter_queue), the row of the queue.  Where alter_queue or drop_queue is in between above READ COMMITTED, that raises 40001.
+ * It first locks the queue's name, as create_queue, alter_queue and drop_queue do too, and looks again
+ * under the latest snapshot.  So of two calls that create a queue at once, the second finds the queue
+ * of the first, at every isolation level, or creates it if the first rolls back.  Locks, in this order:
+ * the name, the dead-letter queue (idemq_check_dead_letter_queue), the row of the queue.  Above
+ * READ COMMITTED, another change of the row (pause, resume) while this waits for it raises 40001.
  *
  * Pauses, holds and grants are no settings: they stay.
  */
@@ -97,8 +98,12 @@ audit(const QueueInfo *queue, const Ensured *done)
 {
 	Datum settings = done->changes != (Datum) 0 ? done->changes
 												: idemq_settings_document(queue->id, 0, true);
-	char *text = JsonbToCString(NULL, &DatumGetJsonbP(settings)->root, 0);
+	char *text;
 
+	/* A trigger of the DBA's has taken the row away. */
+	if (settings == (Datum) 0)
+		return;
+	text = JsonbToCString(NULL, &DatumGetJsonbP(settings)->root, 0);
 	idemq_audit(&(
 		AuditEntry){.action = "ensure_queue",
 					.queue = queue,
@@ -109,9 +114,12 @@ audit(const QueueInfo *queue, const Ensured *done)
 									 done->changes != (Datum) 0 ? "changes" : "settings", text)))});
 }
 
-/* Creates the queue; false when it has come in between, through a row that was written by hand. */
+/*
+ * Creates the queue; false when it has come in between, through a row that was written by hand.
+ * Raises 55000 if a trigger that the DBA has put on the table keeps the row out.
+ */
 static bool
-create(FunctionCallInfo settings, Ensured *done)
+create(FunctionCallInfo settings, const char *name, Ensured *done)
 {
 	LOCAL_FCINFO(values, SQL_MAX_ARGS);
 	QueueInfo queue;
@@ -119,7 +127,16 @@ create(FunctionCallInfo settings, Ensured *done)
 	copy_settings(values, settings);
 	idemq_declared_for_create(values);
 	if (!idemq_create_queue(values, &queue))
+	{
+		/* To look again would not end. */
+		if (!idemq_queue_find(name, &queue))
+			ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					errmsg("queue \"%s\" could not be created", name),
+					errdetail("A trigger on idemq.queues did not insert the queue's row, or gave "
+							  "it another name."),
+					errhint("Change or drop the trigger, or use a name that it leaves as it is."));
 		return false;
+	}
 	idemq_declared_store(settings, queue.id);
 	done->outcome = "created";
 	audit(&queue, done);
@@ -199,12 +216,12 @@ ensure(FunctionCallInfo settings, const char *name, bool is_locked, Ensured *don
 		idemq_queue_lock_name(name);
 		return false;
 	}
-	return found ? change(settings, &queue, difference.is_new, done) : create(settings, done);
+	return found ? change(settings, &queue, difference.is_new, done) : create(settings, name, done);
 }
 
 /*
  * ensure_queue(name, exact, settings ...) -> outcome, changes; 42602, 22004, 22023, IQ005, 42501,
- * 53400, 25006, 40001.
+ * 53400, 25006, 40001, 55000.
  */
 SQL_FUNCTION(idemq_sql_ensure_queue)
 {

@@ -68,21 +68,40 @@ setting_count(FunctionCallInfo settings)
 	return settings->nargs - 1;
 }
 
+/*
+ * Returns an SQL expression: whether a setting was last declared with another value, or never.  Values
+ * of one type have one form in jsonb, but for intervals.  Whatever somebody wrote there by hand is
+ * another value, except that a text that is no interval raises 22007.
+ */
+static char *
+is_new_text(int i, const char *value)
+{
+	const char *name = idemq_setting_name(i);
+	char *stored = psprintf("q.declared->'%s'", name);
+	char *declared = psprintf("coalesce(to_jsonb(%s), 'null')", value);
+
+	if (idemq_setting_type(i) != INTERVALOID)
+		return psprintf("%s IS DISTINCT FROM %s", stored, declared);
+	return psprintf("CASE WHEN %s = %s THEN false WHEN jsonb_typeof(%s) = 'string' "
+					"THEN (q.declared->>'%s')::interval IS DISTINCT FROM %s ELSE true END",
+					stored, declared, stored, name, value);
+}
+
 /* Adds what the two statements say about a setting. */
 static void
 add_setting(int i, StringInfo compared, StringInfo stored)
 {
 	const char *name = idemq_setting_name(i);
 	const char *none = idemq_setting_none(i);
-	const char *type = format_type_be(idemq_setting_type(i));
 	const char *comma = i > 0 ? ", " : "";
 	char *value = none != NULL ? psprintf("nullif($%d, %s)", i + 2, none) : psprintf("$%d", i + 2);
 
+	/* What is declared of a setting that the call does not name is not even read. */
 	appendStringInfo(compared,
-					 "%s(%lld::bigint, '%s', $%d IS NOT NULL, CASE WHEN q.declared ? '%s' "
-					 "THEN (q.declared->>'%s')::%s IS DISTINCT FROM %s ELSE true END, "
+					 "%s(%lld::bigint, '%s', $%d IS NOT NULL, "
+					 "CASE WHEN $%d IS NOT NULL THEN %s ELSE false END, "
 					 "q.%s IS DISTINCT FROM %s, q.%s::text, %s::text)",
-					 comma, 1LL << i, name, i + 2, name, name, type, value, name, value, name,
+					 comma, 1LL << i, name, i + 2, i + 2, is_new_text(i, value), name, value, name,
 					 value);
 	appendStringInfo(stored, "%s('%s', $%d IS NOT NULL, to_jsonb(%s))", comma, name, i + 2, value);
 	compare_declared.types[i + 1] = store_declared.types[i + 1] = idemq_setting_type(i);

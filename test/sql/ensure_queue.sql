@@ -198,8 +198,36 @@ SELECT outcome FROM idemq.ensure_queue('shared', dead_letter_queue => 'shared.2'
 \set VERBOSITY sqlstate
 UPDATE idemq.queues SET declared = '[]' WHERE name = 'shared';
 \set VERBOSITY default
+-- A value that is none of the setting's: it is declared again, and calls that do not name it do not read it.
+UPDATE idemq.queues SET declared = '{"lease": "long", "max_running": {"a": 1}, "retention": 5, "retry_factor": "x", "expect_workers": null}' WHERE name = 'shared';
+SELECT outcome FROM idemq.ensure_queue('shared', max_running => 6, retention => '1 day', retry_factor => 2, expect_workers => true);
+SELECT declared FROM idemq.queues WHERE name = 'shared';
+SELECT outcome FROM idemq.ensure_queue('shared', lease => '1 min');
 UPDATE idemq.queues SET declared = NULL WHERE name = 'shared';
 SELECT outcome, changes FROM idemq.ensure_queue('shared', max_running => 6);
+
+-- ---- Triggers of the DBA on idemq.queues
+
+-- One that keeps the row out: no endless attempts.
+CREATE FUNCTION regress_ensure_out() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+CREATE TRIGGER regress_ensure_out BEFORE INSERT ON idemq.queues FOR EACH ROW EXECUTE FUNCTION regress_ensure_out();
+SELECT idemq.ensure_queue('kept_out');
+DROP TRIGGER regress_ensure_out ON idemq.queues;
+-- One that gives the row another name.
+CREATE FUNCTION regress_ensure_lower() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.name := lower(NEW.name); RETURN NEW; END';
+CREATE TRIGGER regress_ensure_lower BEFORE INSERT ON idemq.queues FOR EACH ROW EXECUTE FUNCTION regress_ensure_lower();
+SELECT * FROM idemq.ensure_queue('Lowered');
+SELECT idemq.ensure_queue('Lowered');
+SELECT outcome FROM idemq.ensure_queue('lowered');
+DROP TRIGGER regress_ensure_lower ON idemq.queues;
+-- One that takes the row away: nothing is audited.
+CREATE FUNCTION regress_ensure_gone() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN DELETE FROM idemq.queues WHERE queue_id = NEW.queue_id; RETURN NULL; END';
+CREATE TRIGGER regress_ensure_gone AFTER INSERT ON idemq.queues FOR EACH ROW EXECUTE FUNCTION regress_ensure_gone();
+SELECT outcome FROM idemq.ensure_queue('gone');
+SELECT idemq.create_queue('gone') > 0 AS made;
+DROP TRIGGER regress_ensure_gone ON idemq.queues;
+DROP FUNCTION regress_ensure_out, regress_ensure_lower, regress_ensure_gone;
+SELECT queue, action FROM idemq.audit WHERE queue IN ('', 'gone', 'kept_out', 'lowered', 'Lowered') AND action ~ 'queue';
 
 -- ---- What it changes takes effect: waiting jobs of groups, as with alter_queue
 
