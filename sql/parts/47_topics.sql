@@ -85,6 +85,8 @@ ALTER TABLE idemq_internal.topic_over_limit ENABLE ROW LEVEL SECURITY;
 -- What the functions below ask of C: src/api/topics.c.
 CREATE FUNCTION idemq_internal.check_space(topic text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_check_space';
+CREATE FUNCTION idemq_internal.lock_topic(topic text) RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_lock_topic';
 CREATE FUNCTION idemq_internal.topic_space(pattern text) RETURNS text
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_topic_space';
 CREATE FUNCTION idemq_internal.topic(topic text, privilege text, keep boolean) RETURNS void
@@ -99,7 +101,8 @@ COMMENT ON FUNCTION idemq.create_topic(text)
 
 CREATE FUNCTION idemq_internal.create_topic_impl(topic text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-	PERFORM idemq_internal.check_space(topic);
+	-- A session that ensures the topic waits, and finds it.
+	PERFORM idemq_internal.check_space(topic), idemq_internal.lock_topic(topic);
 	INSERT INTO idemq_internal.topic_entries (topic, created_at) VALUES (create_topic_impl.topic,
 		idemq_internal.now())
 		ON CONFLICT DO NOTHING;
@@ -112,6 +115,11 @@ BEGIN
 	PERFORM idemq_internal.change_topic_grant(topic, idemq_internal.caller(), 'admin', true),
 		idemq_internal.audit('create_topic', 0, '', jsonb_build_object('topic', topic));
 END $$;
+
+CREATE FUNCTION idemq.ensure_topic(topic text) RETURNS text
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_ensure_topic';
+COMMENT ON FUNCTION idemq.ensure_topic(text)
+	IS 'Create a topic space unless it exists. Returns created or unchanged. An unchanged call only reads. Requires any privilege on the topic space, or EXECUTE on idemq.create_topic if the topic space does not exist. A created topic space is recorded in idemq.audit as create_topic.';
 
 CREATE FUNCTION idemq.drop_topic(topic text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';

@@ -154,6 +154,7 @@ open_queue(FunctionCallInfo fcinfo, const char *privilege, const char *hold, con
 {
 	LOCKMODE mode = strcmp(hold, "exclusive") == 0 ? AccessExclusiveLock : AccessShareLock;
 	int wanted = internal_privileges_named(privilege);
+	bool is_named = strcmp(hold, "name") == 0;
 	QueueInfo queue;
 
 	if (strcmp(privilege, "any") == 0)
@@ -163,12 +164,13 @@ open_queue(FunctionCallInfo fcinfo, const char *privilege, const char *hold, con
 			idemq_queue_arg(fcinfo, 0, argument, wanted, &queue);
 		return queue.id;
 	}
-	if (strcmp(hold, "") == 0)
-		idemq_queue_arg(fcinfo, 0, argument, wanted, &queue);
-	else
-		idemq_queue_open(fcinfo, 0, argument, wanted, mode, &queue);
-	if (strcmp(hold, "keep") == 0)
-		idemq_queue_keep(&queue);
+	idemq_queue_arg(fcinfo, 0, argument, wanted, &queue);
+	if (is_named || mode == AccessExclusiveLock)
+		idemq_queue_lock_name(queue.name);
+	if (strcmp(hold, "") != 0)
+		idemq_queue_hold(&queue, wanted, mode);
+	if (is_named || strcmp(hold, "keep") == 0)
+		idemq_queue_keep(&queue, is_named);
 	return queue.id;
 }
 
@@ -176,7 +178,9 @@ open_queue(FunctionCallInfo fcinfo, const char *privilege, const char *hold, con
  * queue(name, privilege, hold, argument) -> its id; IQ005, 42501, 22004, 22023.
  * privilege: enqueue, claim, admin; change: enqueue or admin; any: needs none, and ignores hold.
  * hold, to the end of the transaction: '': not at all; share: it cannot be dropped; keep: nor can
- * its row be deleted; exclusive: nobody else holds it.  argument: the caller's argument's name.
+ * its row be deleted; name: as keep, even if the row is newer than the snapshot, and the name is
+ * locked (idemq_queue_lock_name); exclusive: nobody else holds it, and the name is locked.
+ * argument: the caller's argument's name.
  */
 SQL_FUNCTION(idemq_sql_internal_queue)
 {

@@ -646,6 +646,7 @@ typedef struct ObjectOids
 extern IdemqPresence idemq_presence(void);
 pg_noreturn extern void idemq_refuse_outdated(void);
 extern const ObjectOids *idemq_oids(void);
+extern Oid idemq_function_oid(const char *name);
 extern void idemq_oids_install(void);
 extern JobStatus idemq_status_from_oid(Oid value);
 extern const char *idemq_status_name(JobStatus status);
