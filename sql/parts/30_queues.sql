@@ -165,6 +165,9 @@ DECLARE
 	jobs bigint;
 BEGIN
 	PERFORM idemq_internal.given('force', force);
+	-- Workers hear of it before this waits for their transactions.
+	PERFORM idemq_internal.mark_cancels(idemq_internal.queue(drop_queue_impl.name, 'admin', '', 'name'))
+		WHERE force;
 	number := idemq_internal.queue(drop_queue_impl.name, 'admin', 'exclusive', 'name');
 	roles := ARRAY(SELECT role FROM idemq_internal.latest(
 		'SELECT DISTINCT r.oid FROM idemq_internal.queue_grants g JOIN pg_roles r ON r.rolname = '

@@ -105,7 +105,7 @@ idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *q
 		if (entry.action != NULL && !job.row->tts_isnull[COL_KIND])
 			change_job_note(&entry, "kind", TextDatumGetCString(job.row->tts_values[COL_KIND]));
 		/* The write may have to wait for the worker, so the worker is told first. */
-		if (event == EVENT_CANCEL && job.status == JOB_RUNNING)
+		if ((event == EVENT_CANCEL || event == EVENT_RELEASE) && job.status == JOB_RUNNING)
 			idemq_pending_note_cancel(queue.id, id, job.token);
 		write = idemq_transition(table, &job, &queue, event, &args, changer->wait);
 		if (write == JOB_LOCKED)

@@ -265,8 +265,11 @@ drop_lease(const Action *action)
 {
 	Lease dropped;
 
-	if (idemq_lease_drop(action->job_id, action->token, &dropped) && dropped.passed_by.any)
+	if (!idemq_lease_drop(action->job_id, action->token, &dropped))
+		return;
+	if (dropped.passed_by.any)
 		show_again(action, dropped.passed_by.priority, dropped.passed_by.least);
+	idemq_lease_tell_gone(&dropped);
 }
 
 /* The lease of a claim starts. */
@@ -354,7 +357,14 @@ static void
 unmark_cancel(const Action *action)
 {
 	if (action->token != 0)
-		idemq_lease_unmark_cancel(action->job_id, action->token);
+		idemq_lease_unmark_cancel(action->job_id, action->token, false);
+}
+
+static void
+undo_cancel(const Action *action)
+{
+	if (action->token != 0)
+		idemq_lease_unmark_cancel(action->job_id, action->token, true);
 }
 
 static void
@@ -503,7 +513,7 @@ static const struct
 	[ACTION_CLAIM] =          {start_lease,      undo_claim,         NULL},
 	[ACTION_CLAIM_ROWONLY] =  {need_recovery,    undo_claim_rowonly, NULL},
 	[ACTION_END] =            {end_lease,        undo_end,           prepare_end},
-	[ACTION_CANCEL] =         {unmark_cancel,    unmark_cancel,      unmark_cancel},
+	[ACTION_CANCEL] =         {unmark_cancel,    undo_cancel,        unmark_cancel},
 	[ACTION_RECOVER] =        {need_recovery,    NULL,               NULL},
 	[ACTION_CREATE_QUEUE] =   {NULL,             free_qstate,          free_qstate},
 	[ACTION_DROP_QUEUE] =     {drop_queue,       NULL,               NULL},
