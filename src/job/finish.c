@@ -61,9 +61,10 @@ choose_event(Finish *finish, const Attempt *attempt, Outcome *outcome)
 /*
  * Ends one attempt through an open table.  Returns its outcome: as idemq_attempt_find when the
  * token is not current, OUTCOME_LOCKED when finish->wait forbids a wait that is needed.  Raises
- * 40001 above READ COMMITTED, 54000 for what is too long.  A release never waits for a transaction
- * that cancels the job: it returns OUTCOME_CANCELLED, the lease has ended at once, and if that
- * transaction aborts, a reaper gives the job back (job/reap.c).  *of_others becomes true if the outcome
+ * 40001 above READ COMMITTED, 54000 for what is too long.  A release never competes with a
+ * transaction that cancels the job, for that would then meet the next attempt: it returns
+ * OUTCOME_CANCELLED, the lease has ended at once, and if that transaction aborts, a reaper gives the
+ * job back (job/reap.c).  *of_others becomes true if the outcome
  * tells of what another transaction has committed: the caller has to wait for the standbys before
  * it answers.
  */
@@ -79,7 +80,6 @@ idemq_finish_in(JobsTable *table, int64 id, int64 token, Finish *finish, Attempt
 		Outcome outcome = idemq_attempt_find(table, id, token, attempt);
 		JobEvent event;
 		JobWrite write;
-		bool told;
 
 		if (outcome != OUTCOME_CURRENT)
 		{
@@ -93,15 +93,14 @@ idemq_finish_in(JobsTable *table, int64 id, int64 token, Finish *finish, Attempt
 			*of_others |= !idemq_jobs_is_own(&attempt->job);
 			return outcome;
 		}
-		event = choose_event(finish, attempt, &outcome);
-		told = finish->kind == FINISH_RELEASE && idemq_lease_is_cancelled(id, token);
-		write = idemq_transition(table, &attempt->job, &attempt->queue, event, &finish->args,
-								 told ? JOB_SKIPS : finish->wait);
-		if (write == JOB_LOCKED && told)
+		if (finish->kind == FINISH_RELEASE && idemq_lease_is_cancelled(id, token))
 		{
 			idemq_lease_hand_over(id, token, LOSS_RETURNED);
 			return OUTCOME_CANCELLED;
 		}
+		event = choose_event(finish, attempt, &outcome);
+		write = idemq_transition(table, &attempt->job, &attempt->queue, event, &finish->args,
+								 finish->wait);
 		if (write != JOB_CHANGED)
 			return write == JOB_LOCKED ? OUTCOME_LOCKED : outcome;
 		idemq_jobs_refresh_or_raise(table);

@@ -1,7 +1,7 @@
 # A worker's process hears at once that one of its attempts is cancelled or taken back: whoever does it, whether the worker's
 # transaction holds the row or not, and if it is rolled back.  Nothing else wakes it.
 #
-# at least 73 assertions
+# at least 87 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -117,6 +117,15 @@ foreach my $name ('cancel', 'cancel_by_key', 'revoke_lease', 'drop_queue')
 	$other->query('SELECT');
 	is(beats(), $ends{$name}[1], 'then it happens');
 }
+# What does not wait for the row tells nobody.
+reset_queue();
+$worker->query_safe("BEGIN; SELECT idemq.assert_current(id, token) FROM held WHERE id = $one");
+$asleep = listener();
+is_sql($node, "SELECT outcome FROM idemq.cancel_many(ARRAY[$one])", 'locked', 'cancel_many does not wait');
+is_asleep($asleep, 'and so it does not disturb the worker');
+$worker->query_safe('ROLLBACK');
+sql($node, "SELECT idemq.cancel($one)");
+answer($asleep);
 reset_queue(job_timeout => "'1 min'");
 $worker->query_safe("BEGIN; SELECT idemq.assert_current(id, token) FROM held WHERE id = $one");
 $asleep = listener();
@@ -158,15 +167,51 @@ is(beats(), 'current', 'and rolled back');
 $asleep = waiter($node, $listen, $listener);
 sql($node, "SELECT idemq.cancel($one)");
 is(answer($asleep), 'f', 'the next one is told again');
-# A release inside a transaction that holds the row comes first, as ever.
+# So does a worker that releases the job in the transaction that holds the row: the cancel comes first.
 reset_queue();
 $worker->query_safe("BEGIN; SELECT idemq.assert_current(id, token) FROM held WHERE id = $one");
-begin_sql("SELECT idemq.cancel($one)");
+begin_sql("SELECT idemq.revoke_lease($one)");
 wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'");
-is($worker->query_safe("SELECT idemq.release(id, token) FROM held WHERE id = $one"), 'released', 'a worker that has the row can release the job');
+is($worker->query_safe("SELECT idemq.release(id, token) FROM held WHERE id = $one"), 'cancelled', 'a worker that has the row gives the job back');
 $worker->query_safe('COMMIT');
 $other->query('SELECT');
-is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $one", 'cancelled', 'before it is cancelled');
+is_sql($node, "SELECT string_agg(outcome, ' ') FROM idemq.attempts WHERE job_id = $one", 'released', 'revoke_lease ends that attempt, and no other');
+
+# ---- A handler's process in the server, which always holds the row
+
+sql($node, q(CREATE ROLE regress_app LOGIN; CREATE SCHEMA app AUTHORIZATION regress_app; GRANT USAGE ON SCHEMA idemq TO regress_app;
+	GRANT EXECUTE ON FUNCTION idemq.set_handler TO regress_app; SET ROLE regress_app; CREATE TABLE app.done (n int);
+	CREATE FUNCTION app.f(payload jsonb) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+	BEGIN
+		INSERT INTO app.done VALUES (payload::int);
+		PERFORM pg_sleep(CASE WHEN payload::int = 1 THEN 3600 ELSE 0 END);
+	END $$));
+my $sleeps = "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
+foreach my $batch (1, 10)
+{
+	sql($node, "SELECT idemq.create_queue('h$batch', lease => '1 h'); SELECT idemq.grant_queue('h$batch', 'regress_app', 'claim'); TRUNCATE app.done;
+		SET ROLE regress_app; SELECT idemq.set_handler('h$batch', 'app.f(jsonb)', batch => $batch)");
+	my $slow = sql($node, "SELECT (idemq.enqueue('h$batch', '1')).id");
+	my $fast = sql($node, "SELECT (idemq.enqueue('h$batch', '2')).id");
+	wait_until($node, $sleeps);
+	is_sql($node, "SELECT idemq.cancel($slow)", 'cancelled', "batch $batch: a cancel ends the function");
+	wait_until($node, "SELECT status = 'completed' FROM idemq.jobs WHERE id = $fast");
+	is_sql($node, 'SELECT * FROM app.done', 2, 'and its effect, but no other');
+
+	$slow = sql($node, "SELECT (idemq.enqueue('h$batch', '1')).id");
+	wait_until($node, $sleeps);
+	$other->query_safe("BEGIN; SELECT idemq.cancel($slow)");
+	$other->query_safe('ROLLBACK');
+	wait_until($node, "SELECT count(*) > 0 FROM idemq.attempts WHERE job_id = $slow");
+	is_sql($node, "SELECT string_agg(outcome, ' ') FROM idemq.attempts WHERE job_id = $slow", 'released', 'a cancel that is rolled back releases the job');
+	wait_until($node, $sleeps);
+	is_sql($node, "SELECT attempt FROM idemq.jobs WHERE id = $slow", 1, 'which runs again, at the same attempt');
+	is_sql($node, "SELECT idemq.revoke_lease($slow)", 'released', 'revoke_lease ends it, too');
+	wait_until($node, "SELECT count(*) = 2 FROM idemq.attempts WHERE job_id = $slow");
+	wait_until($node, $sleeps);
+	sql($node, "SELECT idemq.drop_queue('h$batch', force => true)");
+	is_soon($node, "SELECT NOT ($sleeps)", 'and drop_queue');
+}
 
 # ---- What was told while it did not sleep; what another session has claimed
 

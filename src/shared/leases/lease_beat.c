@@ -120,7 +120,9 @@ idemq_lease_mark_cancel(int64 job_id, int64 token)
 		if (!lease->told)
 			process = lease->process;
 		lease->told = process != 0 || lease->told;
-		if (idemq_lease_pid(lease) != 0)
+		if (idemq_lease_pid(lease) != 0 && lease->handler)
+			idemq_listener_interrupt(lease->session, lease->pid, token);
+		else if (idemq_lease_pid(lease) != 0)
 			SetLatch(&GetPGProcByNumber(lease->session)->procLatch);
 	}
 	LWLockRelease(lock);
@@ -145,6 +147,17 @@ idemq_lease_unmark_cancel(int64 job_id, int64 token, bool aborted)
 			lease->told = lease->told && lease->cancels > 0;
 	}
 	LWLockRelease(lock);
+}
+
+/*
+ * Returns whether a worker has given its job back because a transaction cancels it.  That transaction
+ * comes first: a reaper that got the row before it would let another attempt begin, and then the
+ * transaction would meet that one.
+ */
+bool
+idemq_lease_waits_for_cancel(const Lease *lease)
+{
+	return lease->loss == LOSS_RETURNED && lease->cancels > 0;
 }
 
 /* Tells the process of an entry that has gone, unless it has ended the attempt, or knows. */

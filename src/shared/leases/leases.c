@@ -386,7 +386,7 @@ idemq_lease_begin_reap(int64 job_id, int64 token, LeaseLoss *loss)
 	LWLock *lock;
 	Lease *lease = idemq_lease_lock_of(job_id, token, &lock);
 	bool won = lease != NULL && !lease->claiming && lease->ending.finisher == NO_SESSION &&
-			   lease->deadline <= idemq_mono_now();
+			   lease->deadline <= idemq_mono_now() && !idemq_lease_waits_for_cancel(lease);
 
 	if (won)
 	{

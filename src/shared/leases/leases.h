@@ -82,12 +82,12 @@ typedef struct Lease
 	uint32 session_life; /* of its session (lease_sessions.c) when it claimed; while attached */
 	TidHint tid_hint;	 /* the row's at the claim; a hint */
 	RunningCounted running; /* where it is counted */
-	uint64 process;			/* key of the process that has the attempt (listeners.c); 0: none is known */
 	uint16 cancels;			/* open transactions that cancel the job (lease_beat.c) */
 	bool told;				/* one of them has told the process, and has not aborted */
+	bool placed;			/* it is in the order, and, attached, in its session's list */
+	uint64 process; /* key of the process that has the attempt (listeners.c); 0: not known */
 	/* for shared/leases/lease_table.c */
 	int16 share;		  /* that it is counted in (lease_shares.c); never changes */
-	bool placed;		  /* it is in the order, and, attached, in its session's list */
 	uint32 hash;		  /* of the key; never changes */
 	int64 ended;		  /* the greatest token whose attempt has ended while a later one is here */
 	int64 due;			  /* mono: a reaper looks at it from then on */
@@ -268,6 +268,7 @@ extern LeaseBeat idemq_lease_beat(int64 job_id, int64 token, int64 length);
 extern void idemq_lease_hand_over(int64 job_id, int64 token, LeaseLoss loss);
 extern bool idemq_lease_mark_cancel(int64 job_id, int64 token);
 extern void idemq_lease_unmark_cancel(int64 job_id, int64 token, bool aborted);
+extern bool idemq_lease_waits_for_cancel(const Lease *lease);
 extern void idemq_lease_tell_gone(const Lease *gone);
 extern bool idemq_lease_is_cancelled(int64 job_id, int64 token);
 

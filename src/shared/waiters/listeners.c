@@ -27,11 +27,19 @@
  * heartbeat that follows finds the teller's 1.  The mark is set before the latch, and the latch is
  * reset before the mark is read, so nobody sleeps with a mark.
  *
+ * A handler's process runs a function, and so it neither sleeps in a wait nor sends heartbeats.
+ * Whoever marks its attempt writes the token into the element of the process and sends SIGUSR2.  The
+ * process compares it with the token of the job that it is running (handler/limits.c), so a signal
+ * that comes late interrupts no other job.  The sender holds the lock of the lease's partition, which
+ * the process takes at its exit (lease_scan.c), so the signal reaches no other process.
+ *
  * A mark for a session that has no such attempt does no harm: it sends a heartbeat that was not due.
  *
  * Locks: none, atomics only.  Telling neither allocates nor raises.
  */
 #include "postgres.h"
+
+#include <signal.h>
 
 #include "common/hashfn.h"
 #include "miscadmin.h"
@@ -47,6 +55,7 @@ typedef struct Listener
 {
 	pg_atomic_uint64 process; /* key of its process; 0: it does not listen; no lock */
 	pg_atomic_uint32 told;	  /* no lock */
+	pg_atomic_uint64 token;	  /* of a handler's process: the attempt that was marked last; no lock */
 } Listener;
 
 static Listener *listeners = NULL;
@@ -64,6 +73,7 @@ init_listeners(int tranche)
 	{
 		pg_atomic_init_u64(&listeners[i].process, 0);
 		pg_atomic_init_u32(&listeners[i].told, 0);
+		pg_atomic_init_u64(&listeners[i].token, 0);
 	}
 }
 
@@ -138,4 +148,23 @@ idemq_listeners_tell(uint64 process)
 		(void) pg_atomic_exchange_u32(&listeners[i].told, 1);
 		SetLatch(&GetPGProcByNumber(i)->procLatch);
 	}
+}
+
+/*
+ * Tells a handler's process that its attempt of that token is being cancelled.  The caller holds the
+ * lock of the lease's partition.
+ */
+void
+idemq_listener_interrupt(int32 session, int pid, int64 token)
+{
+	pg_atomic_write_u64(&listeners[session].token, (uint64) token);
+	pg_memory_barrier();
+	(void) kill(pid, SIGUSR2);
+}
+
+/* Returns the token of the attempt of this process that was marked last.  A signal handler may call it. */
+int64
+idemq_listener_interrupted(void)
+{
+	return (int64) pg_atomic_read_u64(&listeners[IDEMQ_MY_PROC_NUMBER].token);
 }

@@ -65,6 +65,8 @@ extern uint64 idemq_process_key(void);
 extern bool idemq_listener_begin(void);
 extern bool idemq_listener_told(void);
 extern void idemq_listeners_tell(uint64 process);
+extern void idemq_listener_interrupt(int32 session, int pid, int64 token);
+extern int64 idemq_listener_interrupted(void);
 
 /*
  * worker_call.c
