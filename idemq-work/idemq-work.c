@@ -85,7 +85,7 @@ static struct server waiter = {.name = "server, for waiting"};
 static bool look = true; /* there may be jobs to be claimed */
 static bool claimed_once;
 static bool waiting;
-static bool listening; /* the wait is not for work, but only for what ends an attempt */
+static bool listening;	  /* the wait is not for work, but only for what ends an attempt */
 static bool listen_ended; /* the server was asked to end it */
 static bool hinted;		  /* an attempt may have ended: heartbeats are due */
 static int64_t wait_end;

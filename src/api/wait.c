@@ -88,8 +88,8 @@ typedef struct Wait
 {
 	int64 begun;	/* mono */
 	int64 deadline; /* mono */
-	bool listens;	/* also for what ends the attempts of its process (shared/waiters/listeners.c) */
-	bool ended;		/* by a request of another session (shared/waiters/end_wait.c), or told */
+	bool listens; /* also for what ends the attempts of its process (shared/waiters/listeners.c) */
+	bool ended;	  /* by a request of another session (shared/waiters/end_wait.c), or told */
 	int count;
 	Target *targets;
 	MemoryContext check_context; /* reset after each check */

@@ -55,7 +55,7 @@ typedef struct Listener
 {
 	pg_atomic_uint64 process; /* key of its process; 0: it does not listen; no lock */
 	pg_atomic_uint32 told;	  /* no lock */
-	pg_atomic_uint64 token;	  /* of a handler's process: the attempt that was marked last; no lock */
+	pg_atomic_uint64 token; /* of a handler's process: the attempt that was marked last; no lock */
 } Listener;
 
 static Listener *listeners = NULL;
