@@ -189,7 +189,8 @@ work_beat(void)
 	now = now_ms();
 	result = server_ask(
 		&work,
-		"SELECT token, outcome FROM idemq.heartbeat_many($1::bigint[], $2::bigint[], $3::interval)",
+		"SELECT token, outcome FROM idemq.heartbeat_many($1::bigint[], $2::bigint[], $3::interval,"
+		" end_waits => '{}')",
 		3, params);
 	if (result != NULL && PQresultStatus(result) != PGRES_TUPLES_OK)
 		say("heartbeat: %s", PQresultErrorMessage(result));
@@ -395,7 +396,8 @@ end_listening(void)
 		return;
 	snprintf(pid, sizeof(pid), "%d", PQbackendPID(waiter.conn));
 	PQclear(server_ask(&work,
-					   "SELECT outcome FROM idemq.heartbeat_many('{}', '{}', NULL, ARRAY[$1::int])",
+					   "SELECT outcome FROM idemq.heartbeat_many('{}', '{}', NULL,"
+					   " end_waits => ARRAY[$1::int])",
 					   1, values));
 	listen_ended = true;
 	wait_end = sooner(wait_end, now_ms() + WAIT_PATIENCE);

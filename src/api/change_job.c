@@ -92,8 +92,6 @@ idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *q
 		JobWrite write;
 		Outcome outcome;
 		Job job;
-		int64 token;
-		bool tells;
 
 		entry.queue = &queue;
 		entry.job_id = id;
@@ -108,19 +106,15 @@ idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *q
 			change_job_note(&entry, "kind", TextDatumGetCString(job.row->tts_values[COL_KIND]));
 		/*
 		 * The write may have to wait for the worker, so the worker is told first.  A call that does
-		 * not wait tells it only what has become true: it must not stop for nothing.
+		 * not wait does not wake it: it would stop for a job that is then left as it is.
 		 */
-		token = job.token;
-		tells = (event == EVENT_CANCEL || event == EVENT_RELEASE) && job.status == JOB_RUNNING;
-		if (tells && changer->wait != JOB_SKIPS)
-			idemq_pending_note_cancel(queue.id, id, token);
+		if ((event == EVENT_CANCEL || event == EVENT_RELEASE) && job.status == JOB_RUNNING)
+			idemq_pending_note_cancel(queue.id, id, job.token, changer->wait != JOB_SKIPS);
 		write = idemq_transition(table, &job, &queue, event, &args, changer->wait);
 		if (write == JOB_LOCKED)
 			return OUTCOME_LOCKED;
 		if (write == JOB_WRITTEN)
 		{
-			if (tells && changer->wait == JOB_SKIPS)
-				idemq_pending_note_cancel(queue.id, id, token);
 			if (queue_id != NULL)
 				*queue_id = queue.id;
 			if ((event == EVENT_REDRIVE || event == EVENT_REDRIVE_GROUPED) &&

@@ -1,7 +1,7 @@
 # A worker's process hears at once that one of its attempts is cancelled or taken back: whoever does it, whether the worker's
 # transaction holds the row or not, and if it is rolled back.  Nothing else wakes it.
 #
-# at least 87 assertions
+# at least 88 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -225,6 +225,11 @@ $pulse->query_safe('SELECT idemq.heartbeat(id, token) FROM held');
 $asleep = listener();
 sql($node, 'SELECT idemq.cancel(max(id)) FROM held');
 is(answer($asleep), 'f', 'an attempt belongs to the process that sends its heartbeats');
+
+reset_queue();
+$asleep = listener();
+$worker->query_safe('SELECT count(*) FROM idemq.cancel_many(ARRAY(SELECT max(id) FROM held))');
+is(answer($asleep), 'f', 'a process is also told of what another of its sessions cancels');
 
 # ---- What wakes nobody
 

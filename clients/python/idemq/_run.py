@@ -51,8 +51,8 @@ SETTINGS_MAX_AGE = 60.0
 LISTEN_AFTER = 0.01
 """Seconds that a job runs before the worker listens to what ends its attempt.  So short jobs cost nothing more."""
 
-_HEARTBEAT = "SELECT token, outcome::text FROM idemq.heartbeat_many(%s, %s, %s::interval)"
-_END_WAIT = "SELECT token, outcome::text FROM idemq.heartbeat_many('{}', '{}', NULL, ARRAY[%s::int])"
+_HEARTBEAT = "SELECT token, outcome::text FROM idemq.heartbeat_many(%s, %s, %s::interval, end_waits => '{}')"
+_END_WAIT = "SELECT token, outcome::text FROM idemq.heartbeat_many('{}', '{}', NULL, end_waits => ARRAY[%s::int])"
 _WAIT = "CALL idemq.wait(%s, %s)"
 _SETTINGS = "SELECT extract(epoch FROM job_timeout)::float8 FROM idemq.queues WHERE name = %s"
 

@@ -104,10 +104,10 @@ idemq_lease_hand_over(int64 job_id, int64 token, LeaseLoss loss)
 /*
  * Tells the worker of that token that an open transaction cancels its job, or takes it back; false
  * when there is no entry of that token, and nothing to undo.  Of several transactions the first
- * tells the process.
+ * tells the process.  Without at_once only a heartbeat finds the mark.
  */
 bool
-idemq_lease_mark_cancel(int64 job_id, int64 token)
+idemq_lease_mark_cancel(int64 job_id, int64 token, bool at_once)
 {
 	LWLock *lock;
 	Lease *lease = idemq_lease_lock_of(job_id, token, &lock);
@@ -117,10 +117,11 @@ idemq_lease_mark_cancel(int64 job_id, int64 token)
 	if (marked)
 	{
 		lease->cancels++;
-		if (!lease->told)
+		lease->marked = true;
+		if (at_once && !lease->told)
 			process = lease->process;
 		lease->told = process != 0 || lease->told;
-		if (idemq_lease_pid(lease) != 0 && lease->handler)
+		if (at_once && idemq_lease_pid(lease) != 0 && lease->handler)
 			idemq_listener_interrupt(lease->session, lease->pid, token);
 		else if (idemq_lease_pid(lease) != 0)
 			SetLatch(&GetPGProcByNumber(lease->session)->procLatch);
@@ -143,21 +144,10 @@ idemq_lease_unmark_cancel(int64 job_id, int64 token, bool aborted)
 	if (lease != NULL && lease->cancels > 0)
 	{
 		lease->cancels--;
-		if (aborted)
-			lease->told = lease->told && lease->cancels > 0;
+		if (aborted && lease->cancels == 0)
+			lease->marked = lease->told = false;
 	}
 	LWLockRelease(lock);
-}
-
-/*
- * Returns whether a worker has given its job back because a transaction cancels it.  That transaction
- * comes first: a reaper that got the row before it would let another attempt begin, and then the
- * transaction would meet that one.
- */
-bool
-idemq_lease_waits_for_cancel(const Lease *lease)
-{
-	return lease->loss == LOSS_RETURNED && lease->cancels > 0;
 }
 
 /* Tells the process of an entry that has gone, unless it has ended the attempt, or knows. */
@@ -165,7 +155,7 @@ void
 idemq_lease_tell_gone(const Lease *gone)
 {
 	if (gone->process != 0 && !gone->told &&
-		(gone->ending.reaping || gone->process != idemq_process_key()))
+		(gone->marked || gone->ending.reaping || gone->process != idemq_process_key()))
 		idemq_listeners_tell(gone->process);
 }
 

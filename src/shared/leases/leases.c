@@ -143,7 +143,7 @@ set_claiming(Lease *lease, const LeaseClaim *claim)
 	lease->limit = claim->timeout > 0 ? claim->timeout : PG_INT64_MAX;
 	lease->process = idemq_process_key();
 	lease->cancels = 0;
-	lease->told = false;
+	lease->marked = lease->told = false;
 	lease->queue_id = claim->queue_id;
 	lease->session = IDEMQ_MY_PROC_NUMBER;
 	lease->pid = MyProcPid;
@@ -173,7 +173,7 @@ put_prior(Lease *lease, const PriorLease *prior)
 	/* The worker's next heartbeat says which process it is. */
 	lease->process = 0;
 	lease->cancels = 0;
-	lease->told = false;
+	lease->marked = lease->told = false;
 	if (lease->attached && lease->session_life != idemq_lease_session_life(lease))
 		idemq_lease_orphan(lease, LOSS_SESSION, idemq_mono_now());
 	lease->due = lease->deadline;
@@ -461,7 +461,7 @@ idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueue *queue,
 		lease->length = adopted->length;
 		lease->process = 0;
 		lease->cancels = 0;
-		lease->told = false;
+		lease->marked = lease->told = false;
 		lease->queue_id = queue->id;
 		lease->session = NO_SESSION;
 		lease->pid = 0;

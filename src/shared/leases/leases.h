@@ -83,7 +83,8 @@ typedef struct Lease
 	TidHint tid_hint;	 /* the row's at the claim; a hint */
 	RunningCounted running; /* where it is counted */
 	uint16 cancels;			/* open transactions that cancel the job (lease_beat.c) */
-	bool told;				/* one of them has told the process, and has not aborted */
+	bool marked : 1;		/* one of them has not aborted, */
+	bool told : 1;			/* and has told the process */
 	bool placed;			/* it is in the order, and, attached, in its session's list */
 	uint64 process; /* key of the process that has the attempt (listeners.c); 0: not known */
 	/* for shared/leases/lease_table.c */
@@ -195,6 +196,7 @@ extern void idemq_lease_forget_database(Oid database);
 extern Lease *idemq_lease_lock(int64 job_id, LWLockMode mode, LWLock **lock);
 extern Lease *idemq_lease_lock_of(int64 job_id, int64 token, LWLock **lock);
 extern Lease *idemq_lease_enter(int64 job_id, bool limited);
+extern bool idemq_lease_waits_for_cancel(const Lease *lease);
 extern void idemq_lease_place(Lease *lease);
 extern void idemq_lease_unplace(Lease *lease);
 extern int64 idemq_lease_set_deadline(Lease *lease, int64 deadline);
@@ -266,9 +268,8 @@ typedef enum LeaseBeat
 
 extern LeaseBeat idemq_lease_beat(int64 job_id, int64 token, int64 length);
 extern void idemq_lease_hand_over(int64 job_id, int64 token, LeaseLoss loss);
-extern bool idemq_lease_mark_cancel(int64 job_id, int64 token);
+extern bool idemq_lease_mark_cancel(int64 job_id, int64 token, bool at_once);
 extern void idemq_lease_unmark_cancel(int64 job_id, int64 token, bool aborted);
-extern bool idemq_lease_waits_for_cancel(const Lease *lease);
 extern void idemq_lease_tell_gone(const Lease *gone);
 extern bool idemq_lease_is_cancelled(int64 job_id, int64 token);
 
