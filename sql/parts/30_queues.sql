@@ -203,7 +203,11 @@ DECLARE
 	jobs bigint;
 BEGIN
 	PERFORM idemq_internal.given('force', force);
+	-- Workers hear of it before this waits for their transactions; what they claim meanwhile, afterwards.
+	PERFORM idemq_internal.mark_cancels(idemq_internal.queue(drop_queue_impl.name, 'admin', '', 'name'))
+		WHERE force;
 	number := idemq_internal.queue(drop_queue_impl.name, 'admin', 'exclusive', 'name');
+	PERFORM idemq_internal.mark_cancels(number) WHERE force;
 	roles := ARRAY(SELECT role FROM idemq_internal.latest(
 		'SELECT DISTINCT r.oid FROM idemq_internal.queue_grants g JOIN pg_roles r ON r.rolname = '
 			'g.role_name WHERE g.queue_id = $1 ORDER BY 1',

@@ -60,6 +60,13 @@ extern void idemq_enqueue_set_options(JobChange *columns, const QueueInfo *queue
 									  const NullableDatum *values);
 
 /*
+ * wait.c
+ *		Ending the waits of other sessions, for functions that a worker calls in any case.
+ */
+
+extern void idemq_end_waits_arg(FunctionCallInfo fcinfo, int arg);
+
+/*
  * depends_on.c
  *		The arguments of an enqueue that say what the job waits for.
  */

@@ -20,8 +20,8 @@
 #include "api/api.h"
 #include "base/base.h"
 #include "queue/queue.h"
+#include "shared/leases/leases.h"
 #include "shared/processes/processes.h"
-#include "shared/waiters/waiters.h"
 #include "table/table.h"
 #include "txn/txn.h"
 
@@ -82,27 +82,30 @@ SQL_FUNCTION(idemq_sql_internal_check_ids)
 	PG_RETURN_VOID();
 }
 
-/*
- * end_waits(pids) -> void; 22004, 22023: ends the waits of these sessions of the login role, at once.
- * A rollback does not undo it.
- */
+/* end_waits(pids) -> void; 22004, 22023; as idemq_end_waits_arg. */
 SQL_FUNCTION(idemq_sql_internal_end_waits)
 {
-	ArrayArg pids;
+	(void) idemq_wrapper_caller();
+	idemq_end_waits_arg(fcinfo, 0);
+	PG_RETURN_VOID();
+}
+
+/*
+ * mark_cancels(queue_id) -> void: tells the workers of the queue's running jobs that this transaction
+ * ends their attempts.
+ */
+SQL_FUNCTION(idemq_sql_internal_mark_cancels)
+{
+	int32 queue_id = PG_GETARG_INT32(0);
+	int count;
+	Lease *leases;
 
 	(void) idemq_wrapper_caller();
-	idemq_arg_array(fcinfo, 0, "end_waits", INT4OID, false, &pids);
-	/* Each one searches the sessions of the server. */
-	if (pids.count > MaxBackends)
-		ereport(
-			ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-			errmsg("end_waits has %d elements, which is more than the maximum number of sessions",
-				   pids.count),
-			errhint("Pass only the sessions of this worker."));
-	for (int i = 0; i < pids.count; i++)
+	leases = idemq_lease_copy_all(&count);
+	for (int i = 0; i < count; i++)
 	{
-		CHECK_FOR_INTERRUPTS();
-		idemq_end_wait_of(DatumGetInt32(pids.values[i]));
+		if (leases[i].queue_id == queue_id && !leases[i].claiming)
+			idemq_pending_note_cancel(queue_id, leases[i].key.job_id, leases[i].token, true);
 	}
 	PG_RETURN_VOID();
 }

@@ -11,6 +11,10 @@
  * A wait also ends when another session of the same role asks for that, as if its timeout had
  * passed (shared/waiters/end_wait.c): a worker that stops does not have to cancel its wait.
  *
+ * In a session with idemq.process, wait and wait_any also end when an attempt of the process is
+ * cancelled or has been ended by somebody else (shared/waiters/listeners.c).  With the queue NULL,
+ * wait sleeps for that alone: a process that has no place for another job must not take a signal.
+ *
  * A signal is meant for one waiter.  A waiter that leaves without a check since its signal,
  * even by error or cancel, passes the signal on.
  *		Model: test/model/wake.pml; two waiters, two wakers, one cancel.
@@ -84,7 +88,8 @@ typedef struct Wait
 {
 	int64 begun;	/* mono */
 	int64 deadline; /* mono */
-	bool ended;		/* by a request of another session (shared/waiters/end_wait.c) */
+	bool listens; /* also for what ends the attempts of its process (shared/waiters/listeners.c) */
+	bool ended;	  /* by a request of another session (shared/waiters/end_wait.c), or told */
 	int count;
 	Target *targets;
 	MemoryContext check_context; /* reset after each check */
@@ -339,6 +344,8 @@ sleep_and_check(Wait *wait)
 		CHECK_FOR_INTERRUPTS();
 		now = idemq_mono_now();
 		wait->ended = idemq_end_wait_taken();
+		if (wait->listens && idemq_listener_told())
+			wait->ended = true;
 		if (wait->ended || now >= wait->deadline)
 			return false;
 		if (again > now)
@@ -384,7 +391,10 @@ wait_for_targets(Wait *wait, int64 timeout)
 	return came;
 }
 
-/* Waits for one of some queues, and answers ready. */
+/*
+ * Waits for one of some queues, and answers ready.  Without a queue, only the end of an attempt or
+ * the timeout ends the wait.
+ */
 static Datum
 wait_for_queues(FunctionCallInfo fcinfo, Wait *wait, int timeout_arg)
 {
@@ -403,7 +413,11 @@ SQL_FUNCTION(idemq_sql_wait)
 	Wait wait = {.count = 1, .targets = &target};
 
 	idemq_check_top_level(fcinfo, "wait", WHY_TOP_LEVEL);
-	target.queue = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
+	wait.listens = idemq_listener_begin();
+	if (wait.listens && PG_ARGISNULL(0))
+		wait.count = 0;
+	else
+		target.queue = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
 	return wait_for_queues(fcinfo, &wait, 1);
 }
 
@@ -434,11 +448,36 @@ SQL_FUNCTION(idemq_sql_wait_any)
 	if (queues.count == 0)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("queues must not be empty"),
 				errhint("Pass the name of at least one queue."));
+	wait.listens = idemq_listener_begin();
 	wait.count = queues.count;
 	wait.targets = palloc0(queues.count * sizeof(Target));
 	for (int i = 0; i < queues.count; i++)
 		wait.targets[i].queue = TextDatumGetCString(queues.values[i]);
 	return wait_for_queues(fcinfo, &wait, 1);
+}
+
+/*
+ * Ends the waits of the sessions whose process ids are in the argument end_waits, if they are the
+ * login role's, at once.  A rollback does not undo it.  22004, 22023.
+ */
+void
+idemq_end_waits_arg(FunctionCallInfo fcinfo, int arg)
+{
+	ArrayArg pids;
+
+	idemq_arg_array(fcinfo, arg, "end_waits", INT4OID, false, &pids);
+	/* Each one searches the sessions of the server. */
+	if (pids.count > MaxBackends)
+		ereport(
+			ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			errmsg("end_waits has %d elements, which is more than the maximum number of sessions",
+				   pids.count),
+			errhint("Pass only the sessions of this worker."));
+	for (int i = 0; i < pids.count; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		idemq_end_wait_of(DatumGetInt32(pids.values[i]));
+	}
 }
 
 /* Raises IQ002 for wait_result and wait_results. */

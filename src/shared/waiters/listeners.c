@@ -1,0 +1,170 @@
+/*
+ * shared/waiters/listeners.c
+ *		Telling a worker's process at once that one of its attempts is being cancelled or has ended.
+ *
+ * The sessions of a process have the same value of idemq.process.  It makes the key of the process,
+ * with the database and the login role, so that no other role is told.  A claim and a heartbeat
+ * note the key in the lease (shared/leases/lease_beat.c).  The session in which the process sleeps
+ * listens: a wait or wait_any of a session with a key does (api/wait.c).  Whoever cancels or ends
+ * the attempt for the process tells its listeners.  They are told that they have to look, and not at
+ * what: their next heartbeat says which attempt it is.  So 1,000 jobs of a process need one
+ * listener, and a cancel wakes one session.
+ *
+ * There is one element per PGPROC: the key of the session if it listens, otherwise 0, and whether
+ * it was told.
+ *
+ *		listener						teller
+ *		1 writes its key				1 changes the entry, so that a heartbeat finds it
+ *		2 full barrier					2 full barrier
+ *		3 takes the mark				3 finds the key, sets the mark
+ *		4 sleeps on its latch			4 sets the latch
+ *		5 resets its latch, goes to 3
+ *
+ * A listener stays one until its session ends or gets another key, so what happens between two of
+ * its waits ends the second one.  What came before it wrote its key found nobody.  Therefore a
+ * session that begins to listen has the mark, so its wait ends at once, and the process sends
+ * heartbeats.  If the teller's 3 does not find the key, the listener's 1 comes after it, and the
+ * heartbeat that follows finds the teller's 1.  The mark is set before the latch, and the latch is
+ * reset before the mark is read, so nobody sleeps with a mark.
+ *
+ * A handler's process runs a function, and so it neither sleeps in a wait nor sends heartbeats.
+ * Whoever marks its attempt writes the token into the element of the process and sends SIGUSR2.  The
+ * process compares it with the token of the job that it is running (handler/limits.c), so a signal
+ * that comes late interrupts no other job.  The sender holds the lock of the lease's partition, which
+ * the process takes at its exit (lease_scan.c), so the signal reaches no other process.
+ *
+ * A mark for a session that has no such attempt does no harm: it sends a heartbeat that was not due.
+ *
+ * Locks: none, atomics only.  Telling neither allocates nor raises.
+ */
+#include "postgres.h"
+
+#include <signal.h>
+
+#include "common/hashfn.h"
+#include "miscadmin.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "storage/proc.h"
+
+#include "base/base.h"
+#include "base/compat.h"
+#include "shared/waiters/waiters.h"
+
+typedef struct Listener
+{
+	pg_atomic_uint64 process; /* key of its process; 0: it does not listen; no lock */
+	pg_atomic_uint32 told;	  /* no lock */
+	pg_atomic_uint64 token; /* of a handler's process: the attempt that was marked last; no lock */
+} Listener;
+
+static Listener *listeners = NULL;
+
+static int
+listener_count(void)
+{
+	return MaxBackends;
+}
+
+static void
+init_listeners(int tranche)
+{
+	for (int i = 0; i < listener_count(); i++)
+	{
+		pg_atomic_init_u64(&listeners[i].process, 0);
+		pg_atomic_init_u32(&listeners[i].told, 0);
+		pg_atomic_init_u64(&listeners[i].token, 0);
+	}
+}
+
+const ShmemPart idemq_listeners_part = {.area = (void **) &listeners,
+										.each = sizeof(Listener),
+										.count = listener_count,
+										.lies_in = AREA_SESSIONS,
+										.init = init_listeners};
+
+/* Returns the key of the process that this session belongs to; 0: none. */
+uint64
+idemq_process_key(void)
+{
+	uint64 seed;
+
+	if (idemq_process == NULL || idemq_process[0] == '\0')
+		return 0;
+	seed = (uint64) MyDatabaseId << 32 | MyProc->roleId;
+	return Max(hash_bytes_extended((const unsigned char *) idemq_process,
+								   (int) strlen(idemq_process), seed),
+			   1);
+}
+
+static void
+stop_listening(int code, Datum arg)
+{
+	pg_atomic_write_u64(&listeners[IDEMQ_MY_PROC_NUMBER].process, 0);
+}
+
+/*
+ * Makes this session a listener of its process, if it has one, and of no other.  Returns whether it
+ * has one.
+ */
+bool
+idemq_listener_begin(void)
+{
+	static bool registered = false;
+	Listener *own = &listeners[IDEMQ_MY_PROC_NUMBER];
+	uint64 key = idemq_process_key();
+
+	if (pg_atomic_read_u64(&own->process) != key)
+	{
+		if (!registered)
+			before_shmem_exit(stop_listening, (Datum) 0);
+		registered = true;
+		(void) pg_atomic_exchange_u64(&own->process, key);
+		(void) pg_atomic_exchange_u32(&own->told, 1);
+	}
+	return key != 0;
+}
+
+/* Returns whether this listener was told to look at the attempts of its process; takes the mark. */
+bool
+idemq_listener_told(void)
+{
+	Listener *own = &listeners[IDEMQ_MY_PROC_NUMBER];
+
+	return pg_atomic_read_u32(&own->told) != 0 && pg_atomic_exchange_u32(&own->told, 0) != 0;
+}
+
+/* Tells the listeners of a process, if it has any, to look at its attempts. */
+void
+idemq_listeners_tell(uint64 process)
+{
+	if (process == 0)
+		return;
+	pg_memory_barrier();
+	for (int i = 0; i < listener_count(); i++)
+	{
+		if (pg_atomic_read_u64(&listeners[i].process) != process)
+			continue;
+		(void) pg_atomic_exchange_u32(&listeners[i].told, 1);
+		SetLatch(&GetPGProcByNumber(i)->procLatch);
+	}
+}
+
+/*
+ * Tells a handler's process that its attempt of that token is being cancelled.  The caller holds the
+ * lock of the lease's partition.
+ */
+void
+idemq_listener_interrupt(int32 session, int pid, int64 token)
+{
+	pg_atomic_write_u64(&listeners[session].token, (uint64) token);
+	pg_memory_barrier();
+	(void) kill(pid, SIGUSR2);
+}
+
+/* Returns the token of the attempt of this process that was marked last.  A signal handler may call it. */
+int64
+idemq_listener_interrupted(void)
+{
+	return (int64) pg_atomic_read_u64(&listeners[IDEMQ_MY_PROC_NUMBER].token);
+}
