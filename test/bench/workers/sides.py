@@ -93,10 +93,10 @@ LATENCY = [
 
 
 CANCEL = [
-    node("run", "Node `run`, whose transaction holds the job", 0, "", concurrency=10, insert=True),
-    node("outside", "Node `runOutside`", 0, "", concurrency=10, outside="yes"),
-    python("run", "Python `run`, whose transaction holds the job", 0, concurrency=8, insert=True),
-    python("outside", "Python `run_outside`", 0, concurrency=8, outside="yes"),
+    node("run", "`run`, whose transaction holds the job", 0, "", concurrency=10, insert=True),
+    node("outside", "`runOutside`", 0, "", concurrency=10, outside="yes"),
+    python("run", "`run`, whose transaction holds the job", 0, concurrency=8, insert=True),
+    python("outside", "`run_outside`", 0, concurrency=8, outside="yes"),
 ]
 
 
