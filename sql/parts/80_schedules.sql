@@ -35,12 +35,12 @@ COMMENT ON FUNCTION idemq.unschedule(text)
 CREATE FUNCTION idemq.pause_schedule(name text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.pause_schedule(text)
-	IS 'Pause a schedule: it has no ticks until idemq.resume_schedule is called, even if idemq.schedule replaces it. Jobs that it has enqueued remain. A second pause has no effect. Requires membership in the role that created the schedule, or admin on the queue. Raises 42704 if the schedule does not exist, and 42501 if you may not pause it. The call is recorded in idemq.audit.';
+	IS 'Pause a schedule: it has no ticks until idemq.resume_schedule is called, even if idemq.schedule replaces it. Jobs that it has enqueued remain. A second pause has no effect. Requires membership in the role that created the schedule, or admin on the queue. Raises 42704 if the schedule does not exist, and 42501 if you may not pause it. A call that pauses the schedule is recorded in idemq.audit.';
 
 CREATE FUNCTION idemq.resume_schedule(name text) RETURNS timestamptz
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.resume_schedule(text)
-	IS 'Resume a paused schedule, which continues with its next tick. The ticks during the pause are skipped. Returns the time of its next run. Has no effect on a schedule that is not paused. Requires membership in the role that created the schedule, or admin on the queue. Raises 42704 if the schedule does not exist, and 42501 if you may not resume it. The call is recorded in idemq.audit.';
+	IS 'Resume a paused schedule, which continues with its next tick. The ticks during the pause are skipped. Returns the time of its next run. Has no effect on a schedule that is not paused. Requires membership in the role that created the schedule, or admin on the queue. Raises 42704 if the schedule does not exist, and 42501 if you may not resume it. A call that resumes the schedule is recorded in idemq.audit.';
 
 CREATE FUNCTION idemq.next_tick(
 	cron text, time_zone text DEFAULT 'UTC', after timestamptz DEFAULT idemq.clock_timestamp())
