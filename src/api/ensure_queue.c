@@ -3,9 +3,10 @@
  *		SQL function ensure_queue: declares a queue.
  *
  * Each call names settings.  A call is unchanged if the queue exists, and all settings that it names
- * were last declared with the same values (queue/declared.c); that is all that decides, so what a DBA
- * has changed since with alter_queue stays, and a WARNING names it.  An unchanged call reads the queue's
- * row: it takes no lock beyond that, and works in a read-only transaction, on a standby and in a follower.
+ * were last declared with the same values (queue/declared.c).  The queue's current settings do not
+ * count: a setting that a DBA has changed since then with alter_queue stays, and a WARNING names it.
+ * An unchanged call only reads the queue's row.  It takes no other lock, and works in a read-only
+ * transaction, on a standby and in a follower.
  *
  * Any other call writes: it creates the queue as create_queue does, or changes, as alter_queue does,
  * those of the newly declared settings that the queue does not have yet, and stores the declaration.
@@ -13,9 +14,9 @@
  * under the latest snapshot.  So of two calls that create a queue at once, the second finds the queue
  * of the first, at every isolation level, or creates it if the first rolls back.  Locks, in this order:
  * the name, the dead-letter queue (idemq_check_dead_letter_queue), the row of the queue.  Above
- * READ COMMITTED, another change of the row (pause, resume) while this waits for it raises 40001.
+ * READ COMMITTED, the call raises 40001 if it waits for another change of the row (pause, resume).
  *
- * Pauses, holds and grants are no settings: they stay.
+ * Pauses, holds and grants are not settings, so they stay.
  */
 #include "postgres.h"
 
