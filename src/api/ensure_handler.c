@@ -23,8 +23,8 @@
 #include "table/table.h"
 
 /*
- * $1: queue, $2: function, $3: role, $4: workers, $5: batch, $6: max_idle.  A name that now belongs to
- * another role, or to none, is shown as null.
+ * $1: queue, $2: function, $3: role, $4: workers, $5: batch, $6: max_idle.  If the name of a role now
+ * belongs to another role, or to none, it is shown as null.
  */
 static SqlStatement compare_handler =
 	{.few = true,
@@ -161,7 +161,7 @@ static SqlStatement put_handler =
 /*
  * put_handler(queue_id, schema, function, owner, role, workers, batch, max_idle) -> whether the caller
  * may change the queue's handler; then it is set.  The caller has locked the queue's name, so at each
- * isolation level it replaces the latest handler.  40001 if somebody writes the row by hand.
+ * isolation level it replaces the latest handler.  40001 if a session writes the row by hand.
  */
 SQL_FUNCTION(idemq_sql_internal_put_handler)
 {

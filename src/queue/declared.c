@@ -62,7 +62,7 @@ static SqlStatement compare_declared = {.few = true, .types = {INT4OID}};
 static SqlStatement store_declared = {.latest = true, .types = {INT4OID}};
 static int built_for = 0;
 
-/* Returns how many settings a declaration has. */
+/* Returns the number of settings that a declaration has. */
 static int
 setting_count(FunctionCallInfo settings)
 {
@@ -71,8 +71,8 @@ setting_count(FunctionCallInfo settings)
 
 /*
  * Returns an SQL expression: whether a setting was last declared with another value, or never.  Values
- * of one type have one form in jsonb, but for intervals.  Whatever somebody wrote there by hand is
- * another value, except that a text that is no interval raises 22007.
+ * of one type have one form in jsonb, except for intervals.  Anything that was written there by hand
+ * is another value, except that a text that is not an interval raises 22007.
  */
 static char *
 is_new_text(int i, const char *value)
@@ -97,7 +97,7 @@ add_setting(int i, StringInfo compared, StringInfo stored)
 	const char *comma = i > 0 ? ", " : "";
 	char *value = none != NULL ? psprintf("nullif($%d, %s)", i + 2, none) : psprintf("$%d", i + 2);
 
-	/* What is declared of a setting that the call does not name is not even read. */
+	/* The declared value of a setting that the call does not name is not read. */
 	appendStringInfo(compared,
 					 "%s(%lld::bigint, '%s', $%d IS NOT NULL, "
 					 "CASE WHEN $%d IS NOT NULL THEN %s ELSE false END, "

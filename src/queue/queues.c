@@ -210,7 +210,7 @@ idemq_queue_lock(int32 id, LOCKMODE mode)
 	LockDatabaseObject(idemq_oids()->queues, (Oid) id, 0, mode);
 }
 
-/* Beside the locks of queues, whose objects have no sub-objects. */
+/* Distinguishes these locks from the locks of queues, whose objects have no sub-objects. */
 #define QUEUE_NAME_LOCK 0x6e6d /* "nm" */
 
 /*

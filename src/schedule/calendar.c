@@ -171,7 +171,7 @@ SQL_FUNCTION(idemq_sql_next_run)
 	PG_RETURN_TIMESTAMPTZ(tick);
 }
 
-/* interval_seconds(cron) -> the seconds of an interval; NULL for what is none. */
+/* interval_seconds(cron) -> the length of an interval in seconds; NULL if cron is not an interval. */
 SQL_FUNCTION(idemq_sql_interval_seconds)
 {
 	char error[CRON_MAX_ERROR];
