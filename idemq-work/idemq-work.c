@@ -51,7 +51,7 @@
 #define POOLED_WAIT_MS 3000
 #define WAIT_ENDS 3500
 
-/* A job runs so many ms before a busy runner listens to what ends it: short jobs cost nothing more. */
+/* Milliseconds that a job runs before a busy runner listens, so that short jobs cost nothing extra. */
 #define LISTEN_AFTER 10
 
 /* After an error of a claim or a wait. */
@@ -361,7 +361,7 @@ begin_wait(void)
 	send_wait(options.queues);
 }
 
-/* When to begin to listen to what ends an attempt, since nothing waits for work; NEVER: not now. */
+/* When to begin to listen for the end of an attempt, because no wait for work does; NEVER: not now. */
 static int64_t
 listen_at(void)
 {
@@ -385,7 +385,7 @@ begin_listening(void)
 		send_wait(NULL);
 }
 
-/* Ends the wait in which the runner listens; its answer is read in the loop. */
+/* Ends the wait in which the runner listens.  The loop reads its result. */
 static void
 end_listening(void)
 {
@@ -412,8 +412,8 @@ wait_is_lost(const char *why)
 }
 
 /*
- * Reads what the waiter has; its answer, whatever it is, is a reason to look.  If there is no work, it may be
- * an attempt that has ended.
+ * Reads what the waiter has; its answer, whatever it is, is a reason to look.  If there is no work, an
+ * attempt may have ended.
  */
 static void
 read_waiter(void)

@@ -158,7 +158,7 @@ export function pauseGroup(client: Queryable, queue: string, groupKey: string, o
 /** Resumes a paused group. Requires the privilege admin on the queue. */
 export function resumeGroup(client: Queryable, queue: string, groupKey: string): Promise<void>;
 
-/** Settings of a queue. 0 means no limit or no jobTimeout, and '' means no deadLetterQueue. A setting that is null or undefined is not named. */
+/** Settings of a queue. 0 means no limit or no jobTimeout, and '' means no deadLetterQueue. If a value is null or undefined, the setting is not named. */
 export interface QueueSettings {
   lease?: Interval | null;
   maxAttempts?: number | null;
@@ -187,17 +187,17 @@ export interface QueueSettings {
   groupMaxUnfinished?: number | null;
 }
 
-/** What ensureQueue and ensureHandler have done. */
+/** Result of ensureQueue and ensureHandler. */
 export interface Ensured {
   outcome: 'created' | 'changed' | 'unchanged';
-  /** For 'changed', the settings that were changed. It is empty if only the declaration was stored. Intervals are texts. */
+  /** If the outcome is 'changed', the settings that were changed; empty if only the declaration was stored. Intervals are strings. */
   changes: { [setting: string]: { from: Json; to: Json } } | null;
 }
 
 /**
  * Declares a queue: creates it, or changes the settings that are named and leaves the others as they are. With exact, settings that are
- * not named get their defaults. Only a setting whose value differs from its last declaration is changed. One that was changed with
- * alter_queue since then stays, and the client emits a 'notice' with the server's WARNING.
+ * not named get their defaults. A setting is changed only if its value differs from its last declaration. A setting that was changed with
+ * alter_queue since then keeps its value, and the client emits a 'notice' with the server's WARNING.
  */
 export function ensureQueue(client: Queryable, queue: string, options?: QueueSettings & { exact?: boolean | null }): Promise<Ensured>;
 
@@ -214,7 +214,7 @@ export interface HandlerOptions {
   maxIdle?: Interval | null;
 }
 
-/** Runs a queue's jobs inside the server, as the current role, by calling a function f(payload jsonb), unless it is set already. */
+/** Runs a queue's jobs inside the server, as the current role, by calling a function f(payload jsonb). Does nothing if the same role has already set this handler. */
 export function ensureHandler(client: Queryable, queue: string, functionName: string, options?: HandlerOptions): Promise<Ensured>;
 
 /** Sleeps until all these jobs are finished or the timeout (30 s) has passed. The client must not be in a transaction. */

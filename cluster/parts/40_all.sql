@@ -67,7 +67,7 @@ SELECT cluster.make_call('ensure_queue',
 	max_unfinished int DEFAULT NULL, group_max_unfinished int DEFAULT NULL$$,
 	'outcome text, changes jsonb', 'TABLE (outcome text, changes jsonb)', 'e.outcome, e.changes FROM idemq.ensure_queue(*) e',
 	'all', 'true', '');
-COMMENT ON FUNCTION cluster.ensure_queue IS 'Call idemq.ensure_queue on every shard. Returns one row per shard, with the error if it failed. A shard that was added later gets the queue from the next call.';
+COMMENT ON FUNCTION cluster.ensure_queue IS 'Call idemq.ensure_queue on every shard. Returns one row per shard, with the error if the call failed. If a shard is added later, the next call creates the queue on it.';
 SELECT cluster.make_call('cancel_matching',
 	'queue text, kind text DEFAULT NULL, group_key text DEFAULT NULL, key_prefix text DEFAULT NULL, max_jobs int DEFAULT NULL',
 	'cancelled bigint, locked bigint', 'TABLE (cancelled bigint, locked bigint)',

@@ -61,7 +61,7 @@ COMMENT ON COLUMN idemq.queues.group_rate_burst IS 'size of the bucket for group
 COMMENT ON COLUMN idemq.queues.max_hold_back IS 'maximum duration of a hold (idemq.hold_back), counted from its beginning even if it is extended; 0 forbids holds';
 COMMENT ON COLUMN idemq.queues.max_unfinished IS 'maximum number of unfinished jobs (blocked, pending, running and retrying); an enqueue that would exceed it raises IQ007; NULL means no limit';
 COMMENT ON COLUMN idemq.queues.group_max_unfinished IS 'maximum number of unfinished jobs of one group; an enqueue that would exceed it raises IQ007; NULL means no limit';
-COMMENT ON COLUMN idemq.queues.declared IS 'settings that idemq.ensure_queue was last called with; null means no limit or none. A setting that no call has named is not listed. NULL means that ensure_queue has never declared the queue.';
+COMMENT ON COLUMN idemq.queues.declared IS 'settings that calls of idemq.ensure_queue have named, each with the value declared last; null means no limit or none. NULL means that ensure_queue has never declared the queue.';
 COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue is paused with idemq.pause, so that no jobs can be claimed';
 COMMENT ON COLUMN idemq.queues.paused_until IS 'when a paused queue resumes automatically; NULL means that the queue stays paused until idemq.resume is called';
 COMMENT ON COLUMN idemq.queues.created_at IS 'when the queue was created';

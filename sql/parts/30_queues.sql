@@ -108,11 +108,12 @@ CREATE FUNCTION idemq.ensure_queue(
 	OUT changes jsonb)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_ensure_queue';
 COMMENT ON FUNCTION idemq.ensure_queue
-	IS 'Declare a queue: create it, or set the settings that are named and leave the others as they are. Returns the outcome: created, changed (with the settings, from and to, in changes) or unchanged. Requires any privilege on the queue for unchanged, admin for changed, and EXECUTE on idemq.create_queue for created.
+	IS 'Declare a queue: create it, or set the settings that are named and leave the others as they are. Returns the outcome created, changed or unchanged; if changed, changes contains the changed settings, each with from and to. Requires any privilege on the queue for unchanged, admin for changed, and EXECUTE on idemq.create_queue for created.
 - exact: also set the settings that are not named to the defaults of idemq.create_queue
-- A setting is changed only if its value differs from the one that the last call naming it declared (idemq.queues.declared). If it was changed with idemq.alter_queue since then, it stays, and a WARNING names it.
-- NULL means that a setting is not named. As in idemq.alter_queue, 0 means no limit, and '''' means no dead_letter_queue.
-- An unchanged call only reads, so it also works in a read-only transaction and on a standby. changes is {} if only the declaration was stored.';
+- A setting is changed only if its value differs from the value that the last call naming it declared (idemq.queues.declared). If it was changed with idemq.alter_queue since then, it keeps its value, and a WARNING names it.
+- NULL means that a setting is not named. As in idemq.alter_queue, 0 means no limit or no job_timeout, and '''' means no dead_letter_queue.
+- A call that has nothing to change only reads, so it also works in a read-only transaction and on a standby.
+- changes is {} if only the declaration was stored.';
 
 CREATE FUNCTION idemq.drop_queue(name text, force boolean DEFAULT false)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';
@@ -203,7 +204,8 @@ DECLARE
 	jobs bigint;
 BEGIN
 	PERFORM idemq_internal.given('force', force);
-	-- Workers hear of it before this waits for their transactions; what they claim meanwhile, afterwards.
+	-- This tells the workers before drop_queue waits for their transactions.  The second call below
+	-- tells them of jobs that they have claimed in the meantime.
 	PERFORM idemq_internal.mark_cancels(idemq_internal.queue(drop_queue_impl.name, 'admin', '', 'name'))
 		WHERE force;
 	number := idemq_internal.queue(drop_queue_impl.name, 'admin', 'exclusive', 'name');

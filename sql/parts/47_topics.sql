@@ -101,7 +101,7 @@ COMMENT ON FUNCTION idemq.create_topic(text)
 
 CREATE FUNCTION idemq_internal.create_topic_impl(topic text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-	-- A session that ensures the topic waits, and finds it.
+	-- With this lock, a concurrent ensure_topic waits, and then finds the space.
 	PERFORM idemq_internal.check_space(topic), idemq_internal.lock_topic(topic);
 	INSERT INTO idemq_internal.topic_entries (topic, created_at) VALUES (create_topic_impl.topic,
 		idemq_internal.now())
@@ -119,7 +119,7 @@ END $$;
 CREATE FUNCTION idemq.ensure_topic(topic text) RETURNS text
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_ensure_topic';
 COMMENT ON FUNCTION idemq.ensure_topic(text)
-	IS 'Create a topic space unless it exists. Returns created or unchanged. An unchanged call only reads. Requires any privilege on the topic space, or EXECUTE on idemq.create_topic if the topic space does not exist. A created topic space is recorded in idemq.audit as create_topic.';
+	IS 'Create a topic space unless it exists. Returns created or unchanged. If the topic space exists, the call only reads, and requires any privilege on it. Otherwise, it requires EXECUTE on idemq.create_topic, and is recorded in idemq.audit as create_topic.';
 
 CREATE FUNCTION idemq.drop_topic(topic text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';

@@ -73,7 +73,7 @@ CREATE FUNCTION idemq.ensure_handler(
 	max_idle interval DEFAULT '10 s', OUT outcome text, OUT changes jsonb)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_ensure_handler';
 COMMENT ON FUNCTION idemq.ensure_handler(text, text, int, int, interval)
-	IS 'Set a queue''s handler with idemq.set_handler, unless it is already set in the same way by the same role. Returns the outcome: created, changed (with from and to, in changes) or unchanged. An unchanged call only reads, so it does not restart a handler that was stopped after crashes, but raises a WARNING. Requires any privilege on the queue for unchanged, and otherwise EXECUTE on idemq.set_handler and what that function requires. A call that sets the handler is recorded in idemq.audit as set_handler.';
+	IS 'Set a queue''s handler with idemq.set_handler, unless the same role has already set it with the same arguments. Returns the outcome created, changed or unchanged; if changed, changes contains the changed arguments, each with from and to. An unchanged call only reads; if the handler was stopped after crashes, the call does not restart it, but raises a WARNING. Requires any privilege on the queue for unchanged, and otherwise EXECUTE on idemq.set_handler and the privileges that this function requires. A call that sets the handler is recorded in idemq.audit as set_handler.';
 
 CREATE FUNCTION idemq.drop_handler(queue text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
@@ -93,7 +93,8 @@ CREATE FUNCTION idemq_internal.may_change(h idemq_internal.handler_entries) RETU
 			h.role_oid), 'USAGE'), false)
 $$;
 
--- Adds or replaces a handler, even one that is newer than the snapshot; false when the caller may not.
+-- Adds or replaces a handler, even one that is newer than the snapshot.  Returns false if the caller
+-- may not change the handler.
 CREATE FUNCTION idemq_internal.put_handler(queue_id int, schema name, function name, owner name,
 	role name, workers int, batch int, max_idle interval) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_put_handler';

@@ -6,14 +6,14 @@
 -- lost or put back (a restore, a schedule that was ended and made again), the enqueue answers
 -- duplicate, because its key is made of the schedule's name and the tick's own time.
 --
--- The column cron has a cron expression or an interval (src/schedule/every.c).  Where the next tick
--- is, no row says: it follows from the expression and done_until.  So a schedule of a second writes
--- what others write, its row once for each tick; and after a stop of a day it makes one job, the
--- last tick's, as others do.
+-- The column cron contains a cron expression or an interval (src/schedule/every.c).  No row contains
+-- the time of the next tick: it is computed from the expression and done_until.  So a schedule that
+-- ticks every second also updates its row only once per tick, and if the server was down for a day,
+-- it enqueues one job, for the last tick.
 --
--- A paused schedule (paused_at) has no ticks.  When it is resumed, done_until moves up to that time,
--- so it goes on with the next one.  A tick that is under way holds the row: the pause waits for it.
--- A schedule that is made again, by a deployment perhaps, stays paused.
+-- A paused schedule (paused_at) has no ticks.  When it is resumed, done_until is set to that time, so
+-- it continues with the next tick.  A tick that is being enqueued holds the row, so pause_schedule
+-- waits for it.  If idemq.schedule replaces a paused schedule, as a deployment may do, it stays paused.
 --
 -- Times are those of the wall clock, not of idemq_now(), because a calendar means the wall clock.
 
@@ -35,12 +35,12 @@ COMMENT ON FUNCTION idemq.unschedule(text)
 CREATE FUNCTION idemq.pause_schedule(name text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.pause_schedule(text)
-	IS 'Pause a schedule: it has no ticks until idemq.resume_schedule is called, even if idemq.schedule replaces it. Jobs that it has enqueued remain. A second pause has no effect. Requires membership in the role that created the schedule, or admin on the queue. Raises 42704 if the schedule does not exist, and 42501 if you may not pause it. The call is recorded in idemq.audit.';
+	IS 'Pause a schedule: it has no ticks until idemq.resume_schedule is called, even if idemq.schedule replaces it. Jobs that it has enqueued remain. A second pause has no effect. Requires membership in the role that created the schedule, or admin on the queue. Raises 42704 if the schedule does not exist, and 42501 if you may not pause it. A call that pauses the schedule is recorded in idemq.audit.';
 
 CREATE FUNCTION idemq.resume_schedule(name text) RETURNS timestamptz
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.resume_schedule(text)
-	IS 'Resume a paused schedule with its next tick. The ticks since the pause are skipped. Returns the time of its next run. Has no effect on a schedule that is not paused. Requires membership in the role that created the schedule, or admin on the queue. Raises 42704 if the schedule does not exist, and 42501 if you may not resume it. The call is recorded in idemq.audit.';
+	IS 'Resume a paused schedule, which continues with its next tick. The ticks during the pause are skipped. Returns the time of its next run. Has no effect on a schedule that is not paused. Requires membership in the role that created the schedule, or admin on the queue. Raises 42704 if the schedule does not exist, and 42501 if you may not resume it. A call that resumes the schedule is recorded in idemq.audit.';
 
 CREATE FUNCTION idemq.next_tick(
 	cron text, time_zone text DEFAULT 'UTC', after timestamptz DEFAULT idemq.clock_timestamp())
@@ -64,7 +64,7 @@ COMMENT ON FUNCTION idemq_internal.next_run(text, text, timestamptz)
 CREATE FUNCTION idemq_internal.interval_seconds(cron text) RETURNS int
 	IMMUTABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_interval_seconds';
 COMMENT ON FUNCTION idemq_internal.interval_seconds(text)
-	IS 'Return the seconds of an interval, the second form of a schedule''s expression. Returns NULL for a cron expression, and for an interval that is invalid.';
+	IS 'Return the length of an interval, such as every 10 s, in seconds. Returns NULL for a cron expression and for an invalid interval.';
 
 -- For schedule_times and schedules_due.
 CREATE FUNCTION idemq_internal.due_at(cron text, time_zone text, done_until timestamptz,
@@ -142,7 +142,7 @@ CREATE FUNCTION idemq_internal.run_schedules(names text[], places text[],
 	OUT due timestamptz[], OUT place text[])
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';
 COMMENT ON FUNCTION idemq_internal.run_schedules(text[], text[])
-	IS 'for the background worker: enqueue the latest due ticks of schedules, whose rows were last at these places. Returns when each is due again, which is NULL for a schedule that no longer exists or is paused, and the places of their rows.';
+	IS 'for the background worker: enqueue the latest due tick of each of these schedules. places contains the last known place (ctid) of each schedule''s row. Returns when each schedule is due again (NULL if it no longer exists or is paused), and the new places of the rows.';
 
 CREATE FUNCTION idemq_internal.schedule_failed(name text, error text) RETURNS text
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
@@ -198,9 +198,9 @@ END $$;
 -- database of the server, from where a schedule in another cannot be made, and are not in that
 -- one's dump.)
 --
--- An interval of less than a minute needs a call a second.  Of drivers only pg_cron in this
--- database says how often it calls, since its version 1.5: '1 second'.  (Two calls within a second
--- by another program prove nothing about the next.)
+-- An interval of less than a minute requires a call every second.  Only pg_cron in this database
+-- shows how often it will call: since version 1.5, a job can have the schedule '1 second'.  Calls by
+-- another program prove nothing about its next calls.
 CREATE FUNCTION idemq_internal.require_driver(seconds int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
 	cron_version text := (SELECT extversion FROM pg_extension WHERE extname = 'pg_cron');
@@ -226,7 +226,7 @@ BEGIN
 						ELSE format('pg_cron has version %s', cron_version) END),
 				HINT = 'Set idemq.worker to on. Otherwise install pg_cron 1.5 or later, add it to shared_preload_libraries, restart the server, and run CREATE EXTENSION pg_cron or ALTER EXTENSION pg_cron UPDATE in this database.';
 		END IF;
-		-- As below.  A job that calls twice in an interval, or each second, is enough.
+		-- As below.  A job that calls at least twice per interval, or every second, is enough.
 		PERFORM FROM idemq_internal.latest($q$
 			SELECT j.jobid FROM cron.job j JOIN pg_roles r ON r.rolname = j.username
 			WHERE j.command ~* '^\s*call\s+idemq\.tick\s*\(\s*\)[\s;]*$'
@@ -387,8 +387,8 @@ BEGIN
 	RETURN false;
 END $$;
 
--- Locks the row of a schedule that is to be paused or resumed: its ticks wait.  Rights are asked
--- first, as in schedule_impl.
+-- Locks the row of a schedule that will be paused or resumed, so that no session enqueues a tick of
+-- it meanwhile.  Privileges are checked first, as in schedule_impl.
 CREATE FUNCTION idemq_internal.lock_schedule(name text) RETURNS idemq_internal.schedule_entries
 	LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
@@ -445,8 +445,8 @@ BEGIN
 	RETURN idemq_internal.next_run(s.cron, s.time_zone, s.done_until);
 END $$;
 
--- When each schedule is to be looked at, by the worker or by idemq.tick(): when its next run is
--- (schedule/calendar.c).  retry: one that has failed, too.  place: where its row is.
+-- When the worker or idemq.tick() must run each schedule (schedule/calendar.c).  retry: a schedule
+-- that has failed is due at once, without the pause before a retry.  place: the ctid of its row.
 CREATE FUNCTION idemq_internal.schedule_times(now timestamptz, retry boolean)
 	RETURNS TABLE (name text, at timestamptz, failed_at timestamptz, place text)
 	STABLE LANGUAGE sql AS $$
@@ -455,8 +455,8 @@ CREATE FUNCTION idemq_internal.schedule_times(now timestamptz, retry boolean)
 		FROM idemq_internal.schedule_entries s WHERE s.paused_at IS NULL
 $$;
 
--- As schedule_times for the worker, for a schedule that has failed, or whose row another session
--- holds: that is tried again as if it had failed now.  NULL: it is gone or paused.
+-- When the worker must run a schedule again that has failed, or whose row another session holds: the
+-- latter is tried again as if it had failed now.  NULL: the schedule no longer exists or is paused.
 CREATE FUNCTION idemq_internal.retry_at(schedule text) RETURNS timestamptz LANGUAGE plpgsql AS $$
 DECLARE
 	now timestamptz := idemq.clock_timestamp();
@@ -479,9 +479,9 @@ BEGIN
 END $$;
 
 -- For the background worker: runs schedules that are due together, in one subtransaction.  Returns
--- as run_schedules.  NULLs: one of them failed, and all are undone; then each runs by itself.  A
--- deferred trigger on idemq.jobs runs here, and not at COMMIT, where its error would undo the tasks
--- of others.
+-- the result of run_schedules, or NULLs if one of them failed: then all are rolled back, and the
+-- worker runs each by itself.  Deferred triggers on idemq.jobs run here rather than at COMMIT, where
+-- their errors would also roll back other tasks.
 CREATE FUNCTION idemq_internal.try_run_schedules(names text[], places text[],
 	OUT due timestamptz[], OUT place text[])
 	LANGUAGE plpgsql AS $$
@@ -493,9 +493,9 @@ EXCEPTION WHEN query_canceled OR OTHERS THEN
 	place := NULL;
 END $$;
 
--- For the background worker: runs one schedule that is due; returns when it is due again, and the
--- place of its row, or a place where no row is.  One that fails is undone alone, and noted; a schedule may do
--- so every second, and the log has a line of each error a minute.
+-- For the background worker: runs one schedule that is due.  Returns when it is due again, and the
+-- place of its row, or (0,0), where no row can be.  If it fails, only its tick is rolled back, and the
+-- error is noted.  A schedule may fail every second, so the log gets one line per error and minute.
 CREATE FUNCTION idemq_internal.run_or_note(schedule text, INOUT place text, OUT due timestamptz,
 	OUT failed boolean)
 	LANGUAGE plpgsql AS $$
@@ -596,9 +596,9 @@ BEGIN
 	RETURN job.id;
 END $$;
 
--- Runs a schedule whose row is locked, at its place.  Of the ticks that were missed the last one is
--- made up for, under its own time.  One that fails stays due, and is tried again, until the next one
--- takes its place.  Returns whether there was one, and the row, at its place, as it is then.
+-- Runs a schedule whose row, at place, is locked.  If several ticks were missed, it enqueues only the
+-- last one, with its own time in the key.  A tick that fails stays due and is tried again, until the
+-- next one replaces it.  Returns whether a tick was enqueued, and the new row and its place.
 CREATE FUNCTION idemq_internal.run_tick(INOUT s idemq_internal.schedule_entries, INOUT place tid,
 	now timestamptz, OUT ran boolean)
 	LANGUAGE plpgsql AS $$
@@ -643,10 +643,9 @@ BEGIN
 		idemq.clock_timestamp()) r);
 END $$;
 
--- Rows are looked for at the places where they were last, and then by name.  A row that is written
--- each second has as many dead versions as the oldest snapshot of the server has seconds, and by name
--- all of them would be visited for each tick.  A place is a hint: a row that is found there is right
--- if it has one of the names.
+-- Looks for each row at its last known place, and then by name.  If a row is updated every second, it
+-- has one dead version for each second of the oldest snapshot's age, and a search by name would visit
+-- all of them for each tick.  A place is only a hint, so the row there must have one of the names.
 CREATE FUNCTION idemq_internal.run_schedules_impl(names text[], places text[],
 	OUT due timestamptz[], OUT place text[])
 	LANGUAGE plpgsql AS $$
@@ -680,7 +679,7 @@ BEGIN
 			(ran.s).failed_at, now);
 		place[entry.n] := ran.place;
 	END LOOP;
-	-- Another session holds the row; NULL if there is none, or it is paused.
+	-- Another session holds the row, or there is none, or the schedule is paused (the last two: NULL).
 	FOR i IN 1 .. many LOOP
 		IF place[i] IS NULL THEN
 			due[i] := idemq_internal.retry_at(names[i]);

@@ -1,6 +1,6 @@
 -- Nothing by default; then what is safe for every role that may use the schema.  Not
 -- PUBLIC: idemq.grant_queue gives that with the first privilege on a queue, and the
--- functions check these.  Creating a queue, with ensure_queue too, is the DBA's to give away:
+-- functions check these.  Only the DBA can grant the right to create queues, even with ensure_queue:
 --   GRANT USAGE ON SCHEMA idemq TO app_owner;
 --   GRANT EXECUTE ON FUNCTION idemq.create_queue TO app_owner;
 -- and so are once and admit, since all roles that have them share keys and buckets,
@@ -94,10 +94,10 @@ GRANT SELECT ON idemq.prometheus, idemq.prometheus_names, idemq.maintenance_task
 GRANT EXECUTE ON FUNCTION idemq.prometheus_text TO pg_monitor;
 -- For operators; each asks for itself.
 GRANT EXECUTE ON FUNCTION idemq.revoke_lease, idemq.run_schedule_now TO PUBLIC;
--- A handler is a process of the server's: set_handler is the DBA's to give away, and ensure_handler asks for it.
+-- A handler is a process of the server, so only the DBA can grant EXECUTE on set_handler, which ensure_handler also requires.
 GRANT SELECT ON idemq.handlers TO PUBLIC;
 GRANT EXECUTE ON FUNCTION idemq.drop_handler, idemq.ensure_handler, idemq.current_job TO PUBLIC;
--- Topics; to create one is the DBA's to give away, and ensure_topic asks for that.
+-- Topics.  Only the DBA can grant EXECUTE on create_topic, which ensure_topic also requires.
 GRANT SELECT ON idemq.topics, idemq.topic_bindings TO PUBLIC;
 GRANT EXECUTE ON FUNCTION
 	idemq.ensure_topic, idemq.drop_topic, idemq.grant_topic, idemq.revoke_topic, idemq.bind_topic, idemq.unbind_topic,

@@ -1,12 +1,12 @@
 /*
  * api/ensure_handler.c
- *		SQL function ensure_handler: sets a queue's handler unless it is set already.  And what
- *		set_handler (sql/parts/75_handlers.sql) asks of C.
+ *		SQL function ensure_handler: sets a queue's handler unless it is set already.  Also the C
+ *		functions that set_handler (sql/parts/75_handlers.sql) calls.
  *
  * set_handler can be called again, but each call writes, makes the handler's processes end after their
- * job, and starts a handler that idemq has stopped because of crashes.  A program that declares its
- * handler whenever it starts calls this function in its place.  It compares the handler with the
- * arguments under the latest snapshot; if they are the same, it has done its work.  Otherwise it locks
+ * job, and restarts a handler that idemq has stopped because of crashes.  A program that declares its
+ * handler whenever it starts therefore calls ensure_handler.  This function compares the handler with
+ * the arguments under the latest snapshot; if they are equal, there is nothing to do.  Otherwise it locks
  * the queue's name, as set_handler and drop_handler do, compares again, and calls set_handler.
  */
 #include "postgres.h"
@@ -23,8 +23,8 @@
 #include "table/table.h"
 
 /*
- * $1: queue, $2: function, $3: role, $4: workers, $5: batch, $6: max_idle.  A name that now belongs to
- * another role, or to none, is shown as null.
+ * $1: queue, $2: function, $3: role, $4: workers, $5: batch, $6: max_idle.  If the name of a role now
+ * belongs to another role, or to none, it is shown as null.
  */
 static SqlStatement compare_handler =
 	{.few = true,
@@ -161,7 +161,7 @@ static SqlStatement put_handler =
 /*
  * put_handler(queue_id, schema, function, owner, role, workers, batch, max_idle) -> whether the caller
  * may change the queue's handler; then it is set.  The caller has locked the queue's name, so at each
- * isolation level it replaces the latest handler.  40001 if somebody writes the row by hand.
+ * isolation level it replaces the latest handler.  40001 if a session writes the row by hand.
  */
 SQL_FUNCTION(idemq_sql_internal_put_handler)
 {

@@ -3,9 +3,10 @@
  *		SQL function ensure_queue: declares a queue.
  *
  * Each call names settings.  A call is unchanged if the queue exists, and all settings that it names
- * were last declared with the same values (queue/declared.c); that is all that decides, so what a DBA
- * has changed since with alter_queue stays, and a WARNING names it.  An unchanged call reads the queue's
- * row: it takes no lock beyond that, and works in a read-only transaction, on a standby and in a follower.
+ * were last declared with the same values (queue/declared.c).  The queue's current settings do not
+ * count: a setting that a DBA has changed since then with alter_queue stays, and a WARNING names it.
+ * An unchanged call only reads the queue's row.  It takes no other lock, and works in a read-only
+ * transaction, on a standby and in a follower.
  *
  * Any other call writes: it creates the queue as create_queue does, or changes, as alter_queue does,
  * those of the newly declared settings that the queue does not have yet, and stores the declaration.
@@ -13,9 +14,9 @@
  * under the latest snapshot.  So of two calls that create a queue at once, the second finds the queue
  * of the first, at every isolation level, or creates it if the first rolls back.  Locks, in this order:
  * the name, the dead-letter queue (idemq_check_dead_letter_queue), the row of the queue.  Above
- * READ COMMITTED, another change of the row (pause, resume) while this waits for it raises 40001.
+ * READ COMMITTED, the call raises 40001 if it waits for another change of the row (pause, resume).
  *
- * Pauses, holds and grants are no settings: they stay.
+ * Pauses, holds and grants are not settings, so they stay.
  */
 #include "postgres.h"
 
@@ -72,7 +73,7 @@ check_may_change(const QueueInfo *queue, const DeclaredDifference *difference)
 				idemq_grant_text(queue->name, GetUserNameFromId(GetUserId(), false), "admin")));
 }
 
-/* Warns of declared settings that the queue does not have: somebody has changed them since. */
+/* Warns of settings that were changed since they were declared. */
 static void
 warn_of_kept(const QueueInfo *queue, const DeclaredDifference *difference)
 {
@@ -100,7 +101,7 @@ audit(const QueueInfo *queue, const Ensured *done)
 												: idemq_settings_document(queue->id, 0, true);
 	char *text;
 
-	/* A trigger of the DBA's has taken the row away. */
+	/* A trigger that the DBA has put on the table has deleted the row. */
 	if (settings == (Datum) 0)
 		return;
 	text = JsonbToCString(NULL, &DatumGetJsonbP(settings)->root, 0);
@@ -115,7 +116,7 @@ audit(const QueueInfo *queue, const Ensured *done)
 }
 
 /*
- * Creates the queue; false when it has come in between, through a row that was written by hand.
+ * Creates the queue.  Returns false if it exists by now, because its row was written by hand.
  * Raises 55000 if a trigger that the DBA has put on the table keeps the row out.
  */
 static bool
@@ -128,7 +129,7 @@ create(FunctionCallInfo settings, const char *name, Ensured *done)
 	idemq_declared_for_create(values);
 	if (!idemq_create_queue(values, &queue))
 	{
-		/* To look again would not end. */
+		/* The caller would look again indefinitely. */
 		if (!idemq_queue_find(name, &queue))
 			ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 					errmsg("queue \"%s\" could not be created", name),
@@ -153,8 +154,8 @@ copy_some(FunctionCallInfo to, FunctionCallInfo from, int64 wanted)
 }
 
 /*
- * Changes the queue to a declaration that is not the last one; false when the queue is gone.  What is
- * new of it cannot change, because the queue's name is locked.
+ * Changes the queue to a new declaration.  Returns false if the queue no longer exists.  Which of its
+ * settings are new cannot change meanwhile, because the queue's name is locked.
  */
 static bool
 change(FunctionCallInfo settings, QueueInfo *queue, int64 is_new, Ensured *done)
@@ -165,7 +166,7 @@ change(FunctionCallInfo settings, QueueInfo *queue, int64 is_new, Ensured *done)
 
 	copy_some(values, settings, is_new);
 	idemq_check_dead_letter_queue(values, queue->name, queue->id);
-	/* Locks the row: what is compared stays. */
+	/* Locks the row, so that no setting changes after the comparison. */
 	before = idemq_settings_document(queue->id, 0, true);
 	if (before == (Datum) 0 || !idemq_declared_compare(settings, queue->id, &difference))
 		return false;
@@ -183,8 +184,8 @@ change(FunctionCallInfo settings, QueueInfo *queue, int64 is_new, Ensured *done)
 }
 
 /*
- * Does what a declaration asks for.  Returns false when the caller has to look again: the queue's
- * name is locked now, or the queue has come or gone in between.
+ * Carries out a declaration.  Returns false if the caller must look again, because the queue's name is
+ * locked now, or because the queue was created or dropped in between.
  */
 static bool
 ensure(FunctionCallInfo settings, const char *name, bool is_locked, Ensured *done)

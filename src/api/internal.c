@@ -203,7 +203,7 @@ SQL_FUNCTION(idemq_sql_internal_try_share_queue)
 	PG_RETURN_BOOL(idemq_queue_try_lock(PG_GETARG_INT32(0), AccessShareLock));
 }
 
-/* tick_key(queue_id, key) -> void: the tick under way gives this key; queue_id 0: none any more. */
+/* tick_key(queue_id, key) -> void: the tick that is being enqueued uses this key; queue_id 0: end. */
 SQL_FUNCTION(idemq_sql_internal_tick_key)
 {
 	text *key;

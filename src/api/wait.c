@@ -12,8 +12,8 @@
  * passed (shared/waiters/end_wait.c): a worker that stops does not have to cancel its wait.
  *
  * In a session with idemq.process, wait and wait_any also end when an attempt of the process is
- * cancelled or has been ended by somebody else (shared/waiters/listeners.c).  With the queue NULL,
- * wait sleeps for that alone: a process that has no place for another job must not take a signal.
+ * being cancelled or has been ended by another session (shared/waiters/listeners.c).  If the queue is
+ * NULL, wait sleeps only until then: a process without a free slot must not take a signal for a job.
  *
  * A signal is meant for one waiter.  A waiter that leaves without a check since its signal,
  * even by error or cancel, passes the signal on.
@@ -457,8 +457,8 @@ SQL_FUNCTION(idemq_sql_wait_any)
 }
 
 /*
- * Ends the waits of the sessions whose process ids are in the argument end_waits, if they are the
- * login role's, at once.  A rollback does not undo it.  22004, 22023.
+ * Ends at once the waits of the sessions whose process ids are in the argument end_waits, if these
+ * sessions have the same login role.  A rollback does not undo this.  22004, 22023.
  */
 void
 idemq_end_waits_arg(FunctionCallInfo fcinfo, int arg)

@@ -369,7 +369,7 @@ extern int idemq_max_handler_workers;
 extern int idemq_max_document;	  /* kB */
 extern int idemq_audit_retention; /* minutes; below 0: for ever */
 extern char *idemq_actor;		  /* for idemq.audit; empty: not said */
-extern char *idemq_process;		  /* of the worker that has this session; empty: not said */
+extern char *idemq_process;		  /* identifies the worker of this session; empty: not set */
 extern int idemq_purge_interval;  /* ms; not above 0: off */
 
 extern void idemq_settings_define(void);

@@ -62,11 +62,10 @@ choose_event(Finish *finish, const Attempt *attempt, Outcome *outcome)
  * Ends one attempt through an open table.  Returns its outcome: as idemq_attempt_find when the
  * token is not current, OUTCOME_LOCKED when finish->wait forbids a wait that is needed.  Raises
  * 40001 above READ COMMITTED, 54000 for what is too long.  A release never competes with a
- * transaction that cancels the job, for that would then meet the next attempt: it returns
- * OUTCOME_CANCELLED, the lease has ended at once, and if that transaction aborts, a reaper gives the
- * job back (job/reap.c).  *of_others becomes true if the outcome
- * tells of what another transaction has committed: the caller has to wait for the standbys before
- * it answers.
+ * transaction that cancels the job, because that transaction could then end the next attempt.  It
+ * ends the lease at once and returns OUTCOME_CANCELLED; if that transaction aborts, a reaper gives
+ * the job back (job/reap.c).  *of_others becomes true if the outcome tells of what another
+ * transaction has committed: the caller has to wait for the standbys before it answers.
  */
 Outcome
 idemq_finish_in(JobsTable *table, int64 id, int64 token, Finish *finish, Attempt *attempt,

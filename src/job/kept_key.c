@@ -54,7 +54,7 @@ static SqlStatement find_schedule =
 	 .types = {TEXTOID, INT4OID},
 	 .fields = (const SqlField[]){SQL_FIELD(Creator, role), SQL_FIELD(Creator, oid)}};
 
-/* The key that the tick under way gives, and in which queue and subtransaction that is. */
+/* The key of the tick that is being enqueued, and its queue and subtransaction. */
 static struct
 {
 	int32 queue_id; /* 0: no tick is under way */
@@ -65,8 +65,8 @@ static struct
 } own = {0};
 
 /*
- * From here on this session gives the key of a tick whose schedule it has locked; queue_id 0: no
- * more.  The end of the subtransaction ends it as well.
+ * Allows this session to use the key of a tick whose schedule it has locked; queue_id 0: no longer.
+ * The end of the subtransaction also ends this.
  */
 void
 idemq_tick_key_own(int32 queue_id, const char *key, int length)

@@ -6,16 +6,17 @@
  * A declaration is a FunctionCallInfo as alter_queue has it: argument 0 is the name of the queue, and
  * argument i + 1 is setting i.  NULL means that the setting is not named; 0 and '' mean "none".
  *
- * A call adds the settings that it names to those of earlier calls.  So two programs that name
- * different settings of a queue do not undo each other's declaration, and neither do two versions of a
- * program during a deployment.  A call with exact names every setting, by its default if need be.
+ * A call adds the settings that it names to those of earlier calls.  So two programs, or two versions
+ * of a program, that name different settings of a queue do not undo each other's declarations.  A
+ * call with exact names every setting: those without an argument get their defaults.
  *
  * Values are compared as their types compare them, so '1 day' and '24 h' are the same interval.
  * Everything is read by one statement under the latest snapshot, which takes no lock.  The writer
  * holds the lock of the queue's name, and then the lock of its row.
  *
- * The defaults are those of create_queue's arguments, read from the catalog: they are written nowhere
- * else.  The SQL objects may be older than this library, so the number of settings is that of the call.
+ * The defaults are those of create_queue's arguments.  They are read from the catalog, because they are
+ * defined only there.  The SQL objects may be older than this library, so the call determines the
+ * number of settings.
  */
 #include "postgres.h"
 
@@ -32,8 +33,8 @@
 #include "queue/queue.h"
 
 /*
- * Of each setting: its bit, name, whether it is named, whether that is new, whether the queue has
- * another value, the queue's value, and the declared one.
+ * For each setting: its bit, its name, whether the call names it, whether its declaration is new,
+ * whether the queue has another value, the queue's value, and the declared value.
  */
 #define COMPARE_TEXT                                                                               \
 	"SELECT s.* FROM idemq.queues q CROSS JOIN LATERAL (SELECT "                                   \
@@ -61,7 +62,7 @@ static SqlStatement compare_declared = {.few = true, .types = {INT4OID}};
 static SqlStatement store_declared = {.latest = true, .types = {INT4OID}};
 static int built_for = 0;
 
-/* Returns how many settings a declaration has. */
+/* Returns the number of settings that a declaration has. */
 static int
 setting_count(FunctionCallInfo settings)
 {
@@ -70,8 +71,8 @@ setting_count(FunctionCallInfo settings)
 
 /*
  * Returns an SQL expression: whether a setting was last declared with another value, or never.  Values
- * of one type have one form in jsonb, but for intervals.  Whatever somebody wrote there by hand is
- * another value, except that a text that is no interval raises 22007.
+ * of one type have one form in jsonb, except for intervals.  Anything that was written there by hand
+ * is another value, except that a text that is not an interval raises 22007.
  */
 static char *
 is_new_text(int i, const char *value)
@@ -96,7 +97,7 @@ add_setting(int i, StringInfo compared, StringInfo stored)
 	const char *comma = i > 0 ? ", " : "";
 	char *value = none != NULL ? psprintf("nullif($%d, %s)", i + 2, none) : psprintf("$%d", i + 2);
 
-	/* What is declared of a setting that the call does not name is not even read. */
+	/* The declared value of a setting that the call does not name is not read. */
 	appendStringInfo(compared,
 					 "%s(%lld::bigint, '%s', $%d IS NOT NULL, "
 					 "CASE WHEN $%d IS NOT NULL THEN %s ELSE false END, "

@@ -210,13 +210,13 @@ idemq_queue_lock(int32 id, LOCKMODE mode)
 	LockDatabaseObject(idemq_oids()->queues, (Oid) id, 0, mode);
 }
 
-/* Beside the locks of queues, whose objects have no sub-objects. */
+/* Distinguishes these locks from the locks of queues, whose objects have no sub-objects. */
 #define QUEUE_NAME_LOCK 0x6e6d /* "nm" */
 
 /*
- * Locks the name of a queue to the end of the transaction, whether there is such a queue or not: for
- * a session that creates, declares, alters or drops it, or sets or drops its handler.  It comes before
- * any other lock of the queue.  Two names may share a lock.
+ * Locks the name of a queue until the end of the transaction, even if there is no such queue.  A
+ * session that creates, declares, alters or drops a queue, or sets or drops its handler, takes this
+ * lock before any other lock of the queue.  Two names may share a lock.
  */
 void
 idemq_queue_lock_name(const char *name)

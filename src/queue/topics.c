@@ -122,10 +122,10 @@ idemq_topic_keep(const char *name)
 		idemq_topic_refuse_unknown(name);
 }
 
-/* Beside the locks of queues and their names. */
+/* Distinguishes these locks from the locks of queues and of their names. */
 #define TOPIC_NAME_LOCK 0x746f /* "to" */
 
-/* As idemq_queue_lock_name, for a session that creates a space. */
+/* Like idemq_queue_lock_name, for a session that creates a topic space. */
 void
 idemq_topic_lock_name(const char *name)
 {

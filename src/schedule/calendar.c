@@ -18,7 +18,7 @@
 /* A clock that was set back by no more is waited for; in sql/parts/80_schedules.sql too. */
 #define CLOCK_STEP (10 * USECS_PER_MINUTE)
 
-/* A tick that failed is tried again after that, if no other comes before. */
+/* A failed tick is tried again after this time, unless the next tick comes earlier. */
 #define RETRY_PAUSE USECS_PER_MINUTE
 
 typedef struct Calendar
@@ -145,11 +145,11 @@ read_stored(FunctionCallInfo fcinfo, Calendar *calendar)
 		   idemq_cron_parse(text_to_cstring(PG_GETARG_TEXT_PP(0)), &calendar->cron, error);
 }
 
-/* Finds the tick that is due, the last one until now that is not done, or the first to come. */
+/* Finds the tick that is due (the last one up to now, unless it is done), or else the next one. */
 static bool
 find_run(const Calendar *calendar, TimestampTz done_until, TimestampTz now, TimestampTz *tick)
 {
-	/* The clock was set back by more: its ticks come again, and meet the keys of those enqueued. */
+	/* The clock was set back by more: ticks are repeated, and their keys prevent second jobs. */
 	if (done_until > now + CLOCK_STEP)
 		done_until = now;
 	return idemq_cron_last(&calendar->cron, calendar->zone, done_until, now, tick) ||
@@ -171,7 +171,7 @@ SQL_FUNCTION(idemq_sql_next_run)
 	PG_RETURN_TIMESTAMPTZ(tick);
 }
 
-/* interval_seconds(cron) -> the seconds of an interval; NULL for what is none. */
+/* interval_seconds(cron) -> the length of an interval in seconds; NULL if cron is not an interval. */
 SQL_FUNCTION(idemq_sql_interval_seconds)
 {
 	char error[CRON_MAX_ERROR];
@@ -189,10 +189,10 @@ SQL_FUNCTION(idemq_sql_interval_seconds)
 /*
  * due_at(cron, time_zone, done_until, failed_at, now) -> when a schedule is to be run.
  *
- * That is its next run.  One that failed is run again with its next tick, but after RETRY_PAUSE at
- * the latest; failed_at NULL: it has not failed, or does not wait for that.  A schedule that cannot
- * be read is run now, and says so; so is one whose done_until was written by a clock that was
- * ahead.  Infinity: it has no more ticks.  NULL: there is no schedule.
+ * That is its next run.  A schedule that failed is run again with its next tick, or after RETRY_PAUSE
+ * if that is earlier.  failed_at NULL: it has not failed, or must not wait.  A schedule that cannot
+ * be read is run now, which raises its error; so is one whose done_until was written by a clock that
+ * was ahead.  Infinity: it has no more ticks.  NULL: there is no schedule.
  */
 SQL_FUNCTION(idemq_sql_due_at)
 {

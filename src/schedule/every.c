@@ -3,17 +3,17 @@
  *		Intervals, the other form of a schedule's expression: "every 10 s".  Pure functions: no
  *		state, no clock.
  *
- * An interval is the word every, a whole number and a unit, with blanks between them: "every 10 s",
- * "every 5 min", "every 12 h".  The units have no other names than those in the table below, and
- * an interval lasts from a second to a day.  As in a cron expression, the case of letters does not
- * matter.  We are strict because a mistake in a schedule shows late: "every 5 m" might mean
- * minutes or months, and "every 1.5 h" has ticks whose distance nobody can predict from a calendar.
+ * An interval consists of the word every, a whole number and a unit, with blanks between them:
+ * "every 10 s", "every 5 min", "every 12 h".  Only the unit names in the table below are allowed,
+ * and an interval lasts from one second to one day.  As in a cron expression, case does not matter.
+ * We are strict because a mistake in a schedule is noticed late: "every 5 m" might mean minutes or
+ * months, and it is hard to tell from a calendar when "every 1.5 h" ticks.
  *
- * Ticks are the whole multiples of the interval since 1970-01-01 00:00 UTC.  So they depend on
- * nothing but the interval, as those of a cron expression do: not on when the schedule was made,
- * nor on which ticks there were.  That is why the same tick has the same key on every server, and
- * why "every 7 s" does not begin anew at midnight.  An interval has no time zone, since the local
- * clock would only be asked for a beginning.
+ * Ticks are the whole multiples of the interval since 1970-01-01 00:00 UTC.  As with a cron
+ * expression, they depend only on the expression, and not on when the schedule was created or on
+ * earlier ticks.  That is why the same tick has the same key on every server, and why the ticks of
+ * "every 7 s" do not restart at midnight.  An interval has no time zone, because local time would
+ * only determine where the multiples start.
  */
 #include "postgres.h"
 
@@ -49,7 +49,7 @@ next_word(const char **at, int *length)
 	return word;
 }
 
-/* Returns whether an expression is an interval, if perhaps a wrong one. */
+/* Returns whether an expression is an interval, even an invalid one. */
 bool
 idemq_is_every(const char *text)
 {
@@ -59,7 +59,7 @@ idemq_is_every(const char *text)
 	return length == 5 && pg_strncasecmp(word, "every", 5) == 0;
 }
 
-/* Returns the seconds of a unit; 0 for what is none. */
+/* Returns the length of a unit in seconds; 0 if the word is not a unit. */
 static int
 unit_seconds(const char *word, int length)
 {

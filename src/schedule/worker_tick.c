@@ -4,24 +4,25 @@
  *		the ticks of all that are due together in one transaction.  Enqueueing is SQL
  *		(sql/parts/80_schedules.sql).
  *
- * The worker keeps in its memory when each schedule is due.  All schedules are read when one has
- * changed (a statement trigger says so), and once a minute at least while there are any: a wall
- * clock that was set is noticed then.  In between, a run returns when the schedules that ran are
- * due again.  So what a second costs depends on the ticks in that second, not on how many schedules
- * there are.  It also returns where the rows are now, at which places they are found next time: by
- * name, a row that is written each second would cost more with each second for which an old
- * snapshot keeps its dead versions.  Nothing of it is stored: the ticks of a schedule follow from its expression, and the
- * row says up to when they are done.  A worker that starts, after a day perhaps, finds one tick of
- * each schedule due, the last.
+ * The worker keeps in its memory when each schedule is due.  It reads all schedules when one has
+ * changed (a statement trigger tells it), and at least once per minute while there are any, so that
+ * it notices a change of the wall clock.  In between, each run returns when the schedules that ran
+ * are due again.  The cost of a second therefore depends on the number of ticks in that second, not
+ * on the number of schedules.  A run also returns the new places (ctid) of the rows, where the next
+ * run looks for them.  A search by name would visit all dead versions of a row, and while an old
+ * snapshot keeps these, a row that is updated every second gets one more each second.  None of this
+ * is stored: the ticks of a schedule follow from its expression, and its row contains the time up to
+ * which they are done.  If a worker starts after an outage, the last tick of each schedule is due.
  *
  * Up to TICK_BATCH schedules that are due run in one subtransaction, one after the other.  If one
- * of them fails, all of these are undone, and each runs in a subtransaction of its own: a tick that
- * fails undoes no other.  A schedule whose last tick has failed does so again, probably, and runs
- * by itself at once, after the others.  It is tried again with its next tick, but after a minute at
- * the latest (schedule/calendar.c), as is one whose row another session holds.
+ * of them fails, the whole batch is rolled back, and each schedule then runs in a subtransaction of
+ * its own, so that a failed tick does not roll back others.  A schedule whose last tick failed will
+ * probably fail again, so it runs by itself from the start, after the others.  It is tried again
+ * with its next tick, or after a minute if that is earlier (schedule/calendar.c).  The same applies
+ * to a schedule whose row another session holds.
  *
- * The worker is not told of what it writes itself.  Another driver that ticks as well does no harm:
- * one of the two skips the schedule's row.
+ * The worker is not told of its own writes.  Another driver may run at the same time: one of the two
+ * skips the schedule's row.
  */
 #include "postgres.h"
 
@@ -36,11 +37,11 @@
 #include "shared/processes/processes.h"
 #include "shared/waiters/waiters.h"
 
-/* Schedules are read that often at least. */
+/* Maximum time between two reads of all schedules. */
 #define LIST_PAUSE USECS_PER_MINUTE
-/* While there are no schedules, they are read that often: a net. */
+/* The same while there are no schedules, in case the worker was not told of a new one. */
 #define NO_SCHEDULES_PAUSE (10 * USECS_PER_MINUTE)
-/* Ticks in one subtransaction, at most: this is how long other tasks wait. */
+/* Maximum number of ticks in one subtransaction, for which other tasks have to wait. */
 #define TICK_BATCH 128
 
 /* What the worker knows about a schedule. */

@@ -1,4 +1,4 @@
-// node_cancel.mjs: a cancellation arrives at once, with and without a transaction, and what it leaves if it is rolled back.
+// node_cancel.mjs: a handler is told at once that its job is cancelled, with and without a transaction, even if the cancel is rolled back.
 // For node.pl.  Leases last for an hour, so no heartbeat is due: without the server's hint, a handler would wait for its signal
 // until the test fails.
 
@@ -11,7 +11,7 @@ import { connection, jobsOf, logger, mark, marksOf, one, pool, queue } from './n
 
 const limit = { timeout: 120_000 };
 
-/** Runs one job, and ends its attempt with `end` once its handler runs. */
+/** Runs one job.  Its handler calls `end`, which ends the attempt, and waits for the signal. */
 async function runs(outside, end, options = {}) {
   const q = await queue(", retry_base => '1 h'", 1);
   const client = new pg.Client(connection);
@@ -38,7 +38,7 @@ for (const outside of [true, false]) {
     assert.deepEqual(await marksOf(q), []);
   });
 
-  test(`the attempt ends as released if it is rolled back ${kind}`, limit, async () => {
+  test(`the attempt ends as released if the cancel is rolled back ${kind}`, limit, async () => {
     const { q, client, ends } = await runs(outside, async (by, job) => {
       await by.query('BEGIN');
       await by.query('SELECT idemq.cancel($1)', [job.id]);
@@ -54,7 +54,7 @@ for (const outside of [true, false]) {
   });
 }
 
-test('a worker listens whether it has free slots or not', limit, async () => {
+test('a worker listens whether or not it has free slots', limit, async () => {
   for (const concurrency of [1, 2]) {
     const q = await queue();
     const worker = new Worker(connection, q, { concurrency, signals: false, logger });

@@ -55,7 +55,7 @@ export async function isIn(name, use) {
   const handler = async (job, db) => {
     await use(db, q, job);
     if (name !== 'not awaited') {
-      // A handler that is in a transaction holds its job: what would end its attempt has to wait.
+      // A handler in a transaction holds its job's row, so a call that would end its attempt has to wait.
       await assert.rejects(pool.query('SELECT FROM idemq.jobs WHERE id = $1 FOR NO KEY UPDATE NOWAIT', [job.id]), { code: '55P03' }, name);
     }
     if (fails) {

@@ -1,4 +1,4 @@
-"""python_cancel.py: a cancellation arrives at once, in handlers of all kinds, and what it leaves if it is rolled back.
+"""python_cancel.py: handlers of all kinds are told at once that their job is cancelled, even if the cancel is rolled back.
 
 For python.pl, which says where the server is (IDEMQ_DSN).  Leases last for an hour, so no heartbeat is due: without the server's
 hint, a handler would wait for job.cancelled until the test fails.
@@ -23,7 +23,7 @@ class Cancel(Client):
         self.addCleanup(self.other.close)
 
     def handlers(self):
-        """A handler of each kind, which holds its row if it has a transaction."""
+        """Names and drains of handlers of each kind.  If a handler has a transaction, it holds the job's row."""
 
         def outside(job):
             self.running.set()
@@ -53,7 +53,7 @@ class Cancel(Client):
         )
 
     def run_meanwhile(self, drain, meanwhile):
-        """The counts of a drain, while whose handler runs something is done."""
+        """Calls meanwhile while the handler of a drain runs, and returns the counts of the drain."""
         self.running.clear()
         counts = []
         thread = threading.Thread(target=lambda: counts.append(drain()))
@@ -81,7 +81,7 @@ class Cancel(Client):
                     self.assertEqual((self.effects(), self.job(job)[0]), ([], "cancelled"))
 
     def test_it_is_rolled_back(self):
-        """Told, the handler ends, and its attempt does not count."""
+        """The handler is told and ends, and its attempt does not count."""
         for name, drain in self.handlers():
             with self.subTest(name):
                 (job,) = self.add(1)
@@ -99,7 +99,7 @@ class Cancel(Client):
                 self.sql("SELECT idemq.cancel(%s)", job)
 
     def test_a_worker_with_free_slots(self):
-        """It waits for work and listens in the same session; and one that is busy listens, until a slot is free."""
+        """A worker with free slots waits for work and listens in the same session.  A busy worker listens until a slot is free."""
         told, jobs = [], []
 
         def handler(job):
@@ -122,7 +122,7 @@ class Cancel(Client):
                 self.assertEqual(len(told), 3)
 
     def test_a_thousand_jobs(self):
-        """A cancellation of one of them ends one wait, and one heartbeat follows."""
+        """If one of them is cancelled, only that job's handler is told, and the process still listens in one session."""
         began = threading.Semaphore(0)
         over = threading.Event()
         told = []

@@ -23,7 +23,7 @@ from python_common import DSN, Counting, QuickFirstUse
 class Messages(QuickFirstUse):
     def setUp(self):
         super().setUp()
-        # On a busy machine, a job may run for so long that the worker begins to listen.
+        # On a slow machine, a job may run long enough for the worker to begin to listen.
         self.set_seconds("LISTEN_AFTER", 3600, idemq._run)
 
     def counted(self, proxy, drain, do, jobs=12, **options):

@@ -1,4 +1,4 @@
--- ensure_queue, ensure_topic, ensure_handler: what a program declares whenever it starts.
+-- ensure_queue, ensure_topic and ensure_handler, which a program calls whenever it starts.
 CREATE EXTENSION idemq;
 \set VERBOSITY default
 \set SHOW_CONTEXT never
@@ -9,20 +9,20 @@ CREATE EXTENSION idemq;
 SELECT * FROM idemq.ensure_queue('mail', lease => '1 min', max_running => 20);
 SELECT * FROM idemq.ensure_queue('mail', lease => '1 min', max_running => 20);
 SELECT lease, max_running, max_attempts, declared FROM idemq.queues;
--- The same value, written otherwise.
+-- The same values in another notation.
 SELECT * FROM idemq.ensure_queue('mail', lease => '60 s');
--- What is not named stays; nothing named changes nothing.
+-- Settings that are not named stay; a call that names no setting changes nothing.
 SELECT * FROM idemq.ensure_queue('mail');
 SELECT * FROM idemq.ensure_queue('mail', max_running => 30, retention => '2 days');
 SELECT * FROM idemq.ensure_queue('mail', retention => '48 h');
 SELECT lease, max_running, retention, declared FROM idemq.queues;
--- 0 and '' are none, as in alter_queue; a setting may be named with its default.
+-- As in alter_queue, 0 and '' mean no limit and no queue; a call may name a setting with its default.
 SELECT (idemq.ensure_queue('letters')).outcome, (idemq.ensure_queue('more')).outcome;
 SELECT * FROM idemq.ensure_queue('mail', max_running => 0, dead_letter_queue => 'letters', job_timeout => '1 h', max_attempts => 20);
 SELECT * FROM idemq.ensure_queue('mail', max_running => 0, dead_letter_queue => 'letters', job_timeout => '60 min', max_attempts => 20);
 SELECT * FROM idemq.ensure_queue('mail', dead_letter_queue => '', job_timeout => '0');
 SELECT max_running, dead_letter_queue, job_timeout, dead_letter_role, declared FROM idemq.queues WHERE name = 'mail';
--- A queue that is created takes "none" too.
+-- A call that creates a queue also accepts 0 and ''.
 SELECT * FROM idemq.ensure_queue('none', max_running => 0, dead_letter_queue => '', job_timeout => '0');
 SELECT max_running, dead_letter_queue, job_timeout, declared FROM idemq.queues WHERE name = 'none';
 
@@ -43,7 +43,7 @@ SELECT * FROM idemq.ensure_queue('types', exact => true, lease => '2 min');
 SELECT * FROM idemq.ensure_queue('types', true, '2 min');
 SELECT count(DISTINCT to_jsonb(q) - '{queue_id,name,created_at,declared,lease}'::text[]) AS kinds FROM idemq.queues q WHERE name IN ('plain', 'types');
 SELECT (SELECT count(*) FROM jsonb_object_keys(declared)) AS declared FROM idemq.queues WHERE name = 'types';
--- Nothing named: all are the defaults.
+-- If the call names no setting, all are set to their defaults.
 SELECT * FROM idemq.ensure_queue('types', exact => true);
 SELECT * FROM idemq.ensure_queue('types', exact => true);
 -- A new queue.
@@ -57,9 +57,9 @@ SELECT outcome FROM idemq.ensure_queue('incident', max_running => 20, lease => '
 SELECT idemq.alter_queue('incident', max_running => 2, max_unfinished => 0, retention => '3 days');
 SELECT * FROM idemq.ensure_queue('incident', max_running => 20, lease => '1 min', max_unfinished => 100);
 SELECT max_running, max_unfinished FROM idemq.queues WHERE name = 'incident';
--- Another setting of the declaration changes: these stay, and are named.
+-- The declaration of another setting changes: these settings stay, and the WARNING names them.
 SELECT * FROM idemq.ensure_queue('incident', max_running => 20, lease => '2 min', max_unfinished => 100);
--- Their own values change.
+-- The declared values of these settings change.
 SELECT * FROM idemq.ensure_queue('incident', max_running => 30, lease => '2 min', max_unfinished => 100);
 SELECT max_running, max_unfinished, retention FROM idemq.queues WHERE name = 'incident';
 -- The DBA and the declaration agree again, and no WARNING is raised.
@@ -76,7 +76,7 @@ SELECT * FROM idemq.ensure_queue('exact', exact => true);
 SELECT (idemq.ensure_queue('shared', lease => '1 min')).outcome, (idemq.ensure_queue('shared', max_running => 5)).outcome;
 SELECT (idemq.ensure_queue('shared', lease => '1 min')).outcome, (idemq.ensure_queue('shared', max_running => 5)).outcome;
 
--- ---- A queue that create_queue has made
+-- ---- A queue that was created with create_queue
 
 SELECT idemq.create_queue('old', max_running => 5) > 0 AS made;
 SELECT * FROM idemq.ensure_queue('old');
@@ -92,7 +92,7 @@ SELECT outcome FROM idemq.ensure_queue('old', exact => true, max_running => 6);
 SELECT paused, (SELECT count(*) FROM idemq.paused_groups p WHERE p.queue_id = q.queue_id) AS groups,
 	(SELECT count(*) FROM idemq_internal.queue_grants g WHERE g.queue_id = q.queue_id) AS grants FROM idemq.queues q WHERE name = 'old';
 
--- ---- Rights
+-- ---- Privileges
 
 SELECT idemq.ensure_topic('orders'), idemq.ensure_topic('orders');
 SET ROLE regress_ensure;
@@ -114,16 +114,16 @@ SELECT idemq.grant_queue('old', 'regress_ensure', 'admin');
 GRANT EXECUTE ON FUNCTION idemq.create_queue, idemq.create_topic TO regress_ensure;
 SET ROLE regress_ensure;
 SELECT outcome FROM idemq.ensure_queue('old', max_running => 7);
--- As create_queue does, it checks the right to the dead-letter queue.
+-- Like create_queue, it checks the privilege on the dead-letter queue.
 SELECT outcome FROM idemq.ensure_queue('old', dead_letter_queue => 'letters');
 SELECT outcome FROM idemq.ensure_queue('new', dead_letter_queue => 'letters');
--- Who creates a queue administers it.
+-- The role that creates a queue has admin on it.
 SELECT (idemq.ensure_queue('new', lease => '1 min')).outcome, (idemq.ensure_queue('new', lease => '2 min')).outcome, idemq.ensure_topic('new'), idemq.ensure_topic('new');
 SELECT privileges FROM idemq.queue_privileges WHERE queue = 'new';
 SELECT privileges FROM idemq.topics WHERE topic = 'new';
 RESET ROLE;
 
--- ---- Bad arguments
+-- ---- Invalid arguments
 
 SELECT idemq.ensure_queue(NULL);
 SELECT idemq.ensure_queue('');
@@ -144,10 +144,10 @@ SELECT idemq.ensure_queue('mail', dead_letter_queue => 'nowhere');
 SELECT idemq.ensure_queue('mail', dead_letter_queue => 'mail');
 SELECT idemq.ensure_topic(NULL);
 SELECT idemq.ensure_topic('or der');
--- Nothing of them is left.
+-- None of these calls has left a queue or a setting.
 SELECT lease, declared->'lease' AS declared FROM idemq.queues WHERE name = 'mail';
 SELECT count(*) FROM idemq.queues WHERE name = 'bad';
--- The warning of alter_queue and create_queue.
+-- The same WARNING as from alter_queue and create_queue.
 SELECT outcome FROM idemq.ensure_queue('mail', idempotency_window => '1 min');
 
 -- ---- An unchanged call writes nothing, and takes no lock beyond a read
@@ -168,7 +168,7 @@ BEGIN READ ONLY;
 SELECT idemq.ensure_topic('bad');
 ROLLBACK;
 
--- ---- Rolled back, to a savepoint too
+-- ---- Rolled back, even to a savepoint
 
 BEGIN;
 SAVEPOINT a;
@@ -187,18 +187,18 @@ SELECT (SELECT count(*) FROM idemq.queues WHERE name = 'undone') AS undone, leas
 SELECT idemq.drop_queue('shared');
 SELECT * FROM idemq.ensure_queue('shared', max_running => 6);
 SELECT lease, declared FROM idemq.queues WHERE name = 'shared';
--- By hand: the declaration goes with the queue.
+-- Renamed by hand: the declaration stays with the queue.
 UPDATE idemq.queues SET name = 'shared.2' WHERE name = 'shared';
 SELECT (idemq.ensure_queue('shared.2', max_running => 6)).outcome, (idemq.ensure_queue('shared', max_running => 6)).outcome;
--- A dead-letter queue that is dropped is a change by a DBA.
+-- Dropping the dead-letter queue counts as a change by a DBA.
 SELECT outcome FROM idemq.ensure_queue('shared', dead_letter_queue => 'shared.2');
 SELECT idemq.drop_queue('shared.2', force => true);
 SELECT outcome FROM idemq.ensure_queue('shared', dead_letter_queue => 'shared.2');
--- A declaration that somebody has broken by hand.
+-- A declaration that is not an object cannot be stored, even by hand.
 \set VERBOSITY sqlstate
 UPDATE idemq.queues SET declared = '[]' WHERE name = 'shared';
 \set VERBOSITY default
--- A value that is none of the setting's: it is declared again, and calls that do not name it do not read it.
+-- A value that is invalid for its setting: the next call replaces it, and calls that do not name the setting do not read it.
 UPDATE idemq.queues SET declared = '{"lease": "long", "max_running": {"a": 1}, "retention": 5, "retry_factor": "x", "expect_workers": null}' WHERE name = 'shared';
 SELECT outcome FROM idemq.ensure_queue('shared', max_running => 6, retention => '1 day', retry_factor => 2, expect_workers => true);
 SELECT declared FROM idemq.queues WHERE name = 'shared';
@@ -208,19 +208,19 @@ SELECT outcome, changes FROM idemq.ensure_queue('shared', max_running => 6);
 
 -- ---- Triggers of the DBA on idemq.queues
 
--- One that keeps the row out: no endless attempts.
+-- A trigger that rejects the row: the call does not try indefinitely.
 CREATE FUNCTION regress_ensure_out() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
 CREATE TRIGGER regress_ensure_out BEFORE INSERT ON idemq.queues FOR EACH ROW EXECUTE FUNCTION regress_ensure_out();
 SELECT idemq.ensure_queue('kept_out');
 DROP TRIGGER regress_ensure_out ON idemq.queues;
--- One that gives the row another name.
+-- A trigger that gives the row another name.
 CREATE FUNCTION regress_ensure_lower() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.name := lower(NEW.name); RETURN NEW; END';
 CREATE TRIGGER regress_ensure_lower BEFORE INSERT ON idemq.queues FOR EACH ROW EXECUTE FUNCTION regress_ensure_lower();
 SELECT * FROM idemq.ensure_queue('Lowered');
 SELECT idemq.ensure_queue('Lowered');
 SELECT outcome FROM idemq.ensure_queue('lowered');
 DROP TRIGGER regress_ensure_lower ON idemq.queues;
--- One that takes the row away: nothing is audited.
+-- A trigger that deletes the row: no audit row is written.
 CREATE FUNCTION regress_ensure_gone() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN DELETE FROM idemq.queues WHERE queue_id = NEW.queue_id; RETURN NULL; END';
 CREATE TRIGGER regress_ensure_gone AFTER INSERT ON idemq.queues FOR EACH ROW EXECUTE FUNCTION regress_ensure_gone();
 SELECT outcome FROM idemq.ensure_queue('gone');
@@ -229,7 +229,7 @@ DROP TRIGGER regress_ensure_gone ON idemq.queues;
 DROP FUNCTION regress_ensure_out, regress_ensure_lower, regress_ensure_gone;
 SELECT queue, action FROM idemq.audit WHERE queue IN ('', 'gone', 'kept_out', 'lowered', 'Lowered') AND action ~ 'queue';
 
--- ---- What it changes takes effect: waiting jobs of groups, as with alter_queue
+-- ---- Changes take effect on the waiting jobs of groups, as with alter_queue
 
 SELECT outcome FROM idemq.ensure_queue('effect', lease => '1 h', group_max_running => 1);
 SELECT count(idemq.enqueue('effect', '1', group_key => 'g')) FROM generate_series(1, 3);
@@ -247,7 +247,7 @@ SELECT * FROM idemq.ensure_handler('mail', 'public.regress_ensure_f(jsonb)', max
 SELECT set_at = :'at' AS same FROM idemq.handlers;
 SELECT * FROM idemq.ensure_handler('mail', 'regress_ensure_f', workers => 2, batch => 3);
 SELECT * FROM idemq.ensure_handler('mail', 'regress_ensure_g', workers => 2, batch => 3);
--- It does not start a handler that crashes have stopped; a change does.
+-- An unchanged call does not restart a handler that was stopped after crashes; a change does.
 UPDATE idemq_internal.handler_entries SET stopped_at = now();
 SELECT * FROM idemq.ensure_handler('mail', 'regress_ensure_g', workers => 2, batch => 3);
 SELECT outcome FROM idemq.ensure_handler('mail', 'regress_ensure_g', workers => 1, batch => 3);
@@ -263,7 +263,7 @@ SELECT idemq.ensure_handler('mail', NULL);
 SELECT idemq.ensure_handler('mail', 'regress_ensure_f', workers => NULL);
 SELECT idemq.ensure_handler('mail', 'regress_ensure_f', workers => 0);
 SELECT idemq.ensure_handler('nowhere', 'regress_ensure_f');
--- Another role's handler: unchanged only for the role that has set it.
+-- A call is unchanged only for the role that has set the handler.
 SELECT idemq.grant_queue('mail', 'regress_ensure', 'claim');
 SET ROLE regress_ensure;
 SELECT idemq.ensure_handler('mail', 'regress_ensure_g', workers => 1, batch => 3);

@@ -1,5 +1,5 @@
-# A worker's process hears at once that one of its attempts is cancelled or taken back: whoever does it, whether the worker's
-# transaction holds the row or not, and if it is rolled back.  Nothing else wakes it.
+# A worker's process is told at once that one of its attempts is cancelled or taken back: by each call that does so, whether or not
+# the worker's transaction holds the row, and even if the call is rolled back.  Nothing else wakes the process.
 #
 # at least 88 assertions
 
@@ -18,7 +18,7 @@ $_->query_safe($own) foreach ($worker, $pulse, $listener);
 my $listen = "CALL idemq.wait(NULL, '10 h')";
 my $one = "(SELECT min(id) FROM held)";
 
-# Two running jobs of the process, on a fresh queue.
+# Creates a queue with two jobs, which the process claims.
 sub reset_queue
 {
 	my (%settings) = (lease => "'1 h'", retry_jitter => 0, @_);
@@ -29,7 +29,7 @@ sub reset_queue
 	$worker->query_safe("INSERT INTO held SELECT id, token FROM idemq.claim('q', 2)");
 }
 
-# The process falls asleep, having heard of everything so far.
+# Lets the process take all earlier signals, and then sleep.
 sub listener
 {
 	$listener->query_safe("CALL idemq.wait('q', '0')");
@@ -45,14 +45,14 @@ sub is_asleep { my ($who, $name) = @_; return is_sql($node, "SELECT count(*) FRO
 
 # ---- The session that listens
 
-is($listener->query_safe($listen), 'f', 'the first wait returns at once: it may have missed something');
+is($listener->query_safe($listen), 'f', 'the first wait returns at once, because an attempt may have ended before it');
 is_state($node, $listen, '22004', 'a session without idemq.process must name a queue');
 reset_queue();
 my $asleep = listener();
 sql($node, "SELECT idemq.enqueue('q', '1')");
-is_asleep($asleep, 'a new job does not wake a process that has no place for it');
+is_asleep($asleep, 'a new job does not wake a process that has no free slot');
 sql($node, "SELECT idemq.cancel($one)");
-is(answer($asleep), 'f', 'cancel does');
+is(answer($asleep), 'f', 'cancel wakes it');
 foreach my $call ("CALL idemq.wait('r', '10 h')", "CALL idemq.wait_any('{r}', '10 h')")
 {
 	reset_queue();
@@ -60,10 +60,10 @@ foreach my $call ("CALL idemq.wait('r', '10 h')", "CALL idemq.wait_any('{r}', '1
 	listener() && sql($node, "SELECT idemq.cancel($one)") && answer({ session => $listener });
 	$asleep = waiter($node, $call, $listener);
 	sql($node, 'SELECT idemq.cancel(max(id)) FROM held');
-	is(answer($asleep), 'f', "it also ends $call");
+	is(answer($asleep), 'f', "a cancel also ends $call");
 	$asleep = waiter($node, $call, $listener);
 	sql($node, "SELECT idemq.enqueue('r', '1')");
-	is(answer($asleep), 't', 'which a job ends as ever');
+	is(answer($asleep), 't', 'and so does a new job');
 }
 reset_queue();
 my $id = $node->safe_psql('postgres', 'SELECT max(id) FROM held');
@@ -72,11 +72,11 @@ sql($node, "SELECT idemq.cancel($one)");
 answer({ session => $listener });
 $asleep = waiter($node, "CALL idemq.wait_result($id, '10 h')", $listener);
 is($other->query_safe('SELECT idemq.revoke_lease(max(id)) FROM held'), 'released', 'an attempt ends');
-is_asleep($asleep, 'which does not end a wait for a result');
+is_asleep($asleep, 'but a wait for a result continues');
 sql($node, "SELECT idemq.cancel($id)");
-is(answer($asleep), 'cancelled|', 'before there is one');
+is(answer($asleep), 'cancelled|', 'until there is a result');
 
-# ---- Whoever does it
+# ---- Each call that ends an attempt
 
 my %ends = (
 	cancel => [ "SELECT idemq.cancel($one)", 'stale' ],
@@ -96,7 +96,7 @@ foreach my $name (sort keys %ends)
 	$asleep = listener();
 	$sql =~ /^\d/ ? advance($node, $sql) : sql($node, $sql);
 	is(answer($asleep), 'f', "$name ends the wait");
-	is(beats(), $beats, 'and a heartbeat says why');
+	is(beats(), $beats, 'and a heartbeat returns the reason');
 	$asleep = waiter($node, $listen, $listener) if $name =~ /cancel|revoke/;
 	is_asleep($asleep, 'the process was told once') if $name =~ /cancel|revoke/;
 	sql($node, 'SELECT idemq.cancel(max(id)) FROM held'), answer($asleep) if $name =~ /cancel|revoke/;
@@ -110,19 +110,19 @@ foreach my $name ('cancel', 'cancel_by_key', 'revoke_lease', 'drop_queue')
 	$worker->query_safe("BEGIN; SELECT idemq.assert_current(id, token) FROM held WHERE id = $one");
 	$asleep = listener();
 	begin_sql($ends{$name}[0]);
-	is(answer($asleep), 'f', "$name that waits for the worker ends the wait");
+	is(answer($asleep), 'f', "$name waits for the worker's transaction, and ends its wait");
 	wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'");
-	is(beats(), 'cancelled', 'before it has happened');
+	is(beats(), 'cancelled', 'while the call waits, heartbeats return cancelled');
 	$worker->query_safe('ROLLBACK');
 	$other->query('SELECT');
-	is(beats(), $ends{$name}[1], 'then it happens');
+	is(beats(), $ends{$name}[1], 'and afterwards its result');
 }
-# What does not wait for the row tells nobody.
+# A call that does not wait for the row does not wake the worker.
 reset_queue();
 $worker->query_safe("BEGIN; SELECT idemq.assert_current(id, token) FROM held WHERE id = $one");
 $asleep = listener();
 is_sql($node, "SELECT outcome FROM idemq.cancel_many(ARRAY[$one])", 'locked', 'cancel_many does not wait');
-is_asleep($asleep, 'and so it does not disturb the worker');
+is_asleep($asleep, 'so it does not wake the worker');
 $worker->query_safe('ROLLBACK');
 sql($node, "SELECT idemq.cancel($one)");
 answer($asleep);
@@ -131,12 +131,12 @@ $worker->query_safe("BEGIN; SELECT idemq.assert_current(id, token) FROM held WHE
 $asleep = listener();
 begin_sql("CALL idemq.advance_clock('2 min')");
 is(answer($asleep), 'f', 'job_timeout ends the wait');
-like(beats(), qr/^(?:expired|stale)$/, 'while the worker holds the row');
-is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $one", 'running', 'whose job is still running');
+like(beats(), qr/^(?:expired|stale)$/, 'a heartbeat returns the reason while the worker holds the row');
+is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $one", 'running', 'and the job is still running');
 $worker->query_safe('ROLLBACK');
 $other->query('SELECT');
 
-# ---- It is rolled back
+# ---- A cancel that is rolled back
 
 foreach my $held (0, 1)
 {
@@ -150,32 +150,32 @@ foreach my $held (0, 1)
 	wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'") if $held;
 	$worker->query_safe('ROLLBACK') if $held;
 	$other->query('SELECT');
-	is($pulse->query_safe("SELECT idemq.release(id, token) FROM held WHERE id = $one"), 'cancelled', 'it releases the job without waiting');
+	is($pulse->query_safe("SELECT idemq.release(id, token) FROM held WHERE id = $one"), 'cancelled', 'release does not wait');
 	is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $one", 'running', 'while the cancel is open');
 	$other->query_safe('ROLLBACK');
 	wait_until($node, "SELECT status = 'pending' FROM idemq.jobs WHERE id = $one");
 	is_sql($node, "SELECT attempt, (SELECT string_agg(outcome, ' ') FROM idemq.attempts WHERE job_id = j.id) FROM idemq.jobs j WHERE id = $one",
 		'0|released', 'the attempt ends as released, and does not count');
 }
-# The worker did not listen: its lease goes on, and the next cancel is told again.
+# If the worker ignores a cancel that is rolled back, its lease continues, and the next cancel wakes it again.
 reset_queue();
 $asleep = listener();
 begin_sql("BEGIN; SELECT idemq.cancel($one)");
-is(answer($asleep), 'f', 'a cancel is told');
+is(answer($asleep), 'f', 'a cancel ends the wait');
 $other->query_safe('ROLLBACK');
-is(beats(), 'current', 'and rolled back');
+is(beats(), 'current', 'after its rollback, heartbeats return current');
 $asleep = waiter($node, $listen, $listener);
 sql($node, "SELECT idemq.cancel($one)");
-is(answer($asleep), 'f', 'the next one is told again');
-# So does a worker that releases the job in the transaction that holds the row: the cancel comes first.
+is(answer($asleep), 'f', 'the next cancel ends the wait again');
+# A worker releases the job in the transaction that holds the row: the waiting revoke_lease comes first.
 reset_queue();
 $worker->query_safe("BEGIN; SELECT idemq.assert_current(id, token) FROM held WHERE id = $one");
 begin_sql("SELECT idemq.revoke_lease($one)");
 wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'");
-is($worker->query_safe("SELECT idemq.release(id, token) FROM held WHERE id = $one"), 'cancelled', 'a worker that has the row gives the job back');
+is($worker->query_safe("SELECT idemq.release(id, token) FROM held WHERE id = $one"), 'cancelled', 'a worker that holds the row releases the job');
 $worker->query_safe('COMMIT');
 $other->query('SELECT');
-is_sql($node, "SELECT string_agg(outcome, ' ') FROM idemq.attempts WHERE job_id = $one", 'released', 'revoke_lease ends that attempt, and no other');
+is_sql($node, "SELECT string_agg(outcome, ' ') FROM idemq.attempts WHERE job_id = $one", 'released', 'revoke_lease ends that attempt, and not the next one');
 
 # ---- A handler's process in the server, which always holds the row
 
@@ -196,7 +196,7 @@ foreach my $batch (1, 10)
 	wait_until($node, $sleeps);
 	is_sql($node, "SELECT idemq.cancel($slow)", 'cancelled', "batch $batch: a cancel ends the function");
 	wait_until($node, "SELECT status = 'completed' FROM idemq.jobs WHERE id = $fast");
-	is_sql($node, 'SELECT * FROM app.done', 2, 'and its effect, but no other');
+	is_sql($node, 'SELECT * FROM app.done', 2, 'its effect is rolled back, and that of another job is not');
 
 	$slow = sql($node, "SELECT (idemq.enqueue('h$batch', '1')).id");
 	wait_until($node, $sleeps);
@@ -205,15 +205,15 @@ foreach my $batch (1, 10)
 	wait_until($node, "SELECT count(*) > 0 FROM idemq.attempts WHERE job_id = $slow");
 	is_sql($node, "SELECT string_agg(outcome, ' ') FROM idemq.attempts WHERE job_id = $slow", 'released', 'a cancel that is rolled back releases the job');
 	wait_until($node, $sleeps);
-	is_sql($node, "SELECT attempt FROM idemq.jobs WHERE id = $slow", 1, 'which runs again, at the same attempt');
-	is_sql($node, "SELECT idemq.revoke_lease($slow)", 'released', 'revoke_lease ends it, too');
+	is_sql($node, "SELECT attempt FROM idemq.jobs WHERE id = $slow", 1, 'the job runs again, and the attempt was not counted');
+	is_sql($node, "SELECT idemq.revoke_lease($slow)", 'released', 'revoke_lease also ends the function');
 	wait_until($node, "SELECT count(*) = 2 FROM idemq.attempts WHERE job_id = $slow");
 	wait_until($node, $sleeps);
 	sql($node, "SELECT idemq.drop_queue('h$batch', force => true)");
-	is_soon($node, "SELECT NOT ($sleeps)", 'and drop_queue');
+	is_soon($node, "SELECT NOT ($sleeps)", 'and so does drop_queue');
 }
 
-# ---- What was told while it did not sleep; what another session has claimed
+# ---- Attempts that end between two waits; jobs that another session has claimed
 
 reset_queue();
 listener() && sql($node, "SELECT idemq.cancel($one)") && answer({ session => $listener });
@@ -231,7 +231,7 @@ $asleep = listener();
 $worker->query_safe('SELECT count(*) FROM idemq.cancel_many(ARRAY(SELECT max(id) FROM held))');
 is(answer($asleep), 'f', 'a process is also told of what another of its sessions cancels');
 
-# ---- What wakes nobody
+# ---- Events that do not wake a process
 
 sql($node, "CREATE ROLE regress_other LOGIN; SELECT idemq.grant_queue('q', 'regress_other', 'claim')");
 my $foreign = session($node, undef, extra_params => [ '-U', 'regress_other' ]);
@@ -247,16 +247,16 @@ $asleep = listener();
 $worker->query_safe("SELECT idemq.commit(max(id), max(token)) FROM held WHERE id = (SELECT max(id) FROM held)");
 $worker->query_safe("SELECT idemq.fail(id, token) FROM held WHERE id = (SELECT max(id) - 1 FROM held)");
 $worker->query_safe("SELECT idemq.release(id, token) FROM held WHERE id = (SELECT max(id) - 2 FROM held)");
-is_asleep($asleep, 'the worker ends an attempt itself');
+is_asleep($asleep, 'a worker that ends its own attempts does not end its wait');
 sql($node, "SELECT idemq.cancel($one)");
 is(answer($asleep), 'f', 'a cancel of one of 1,000 jobs ends the wait');
 $asleep = waiter($node, $listen, $listener);
-is_asleep($asleep, 'once');
+is_asleep($asleep, 'only once');
 is_asleep($_, 'but not the wait of another process, or of another role') foreach @others;
 is($pulse->query_safe("SELECT count(*) FROM idemq.heartbeat_many('{}', '{}', end_waits => ARRAY[$asleep->{pid}, $others[0]{pid}])"), 0,
-	'heartbeat_many ends the waits of sessions of its role');
-is(answer($asleep), 'f', 'as if their timeouts had passed');
-is_asleep($others[0], 'and no others');
+	'heartbeat_many accepts end_waits without ids');
+is(answer($asleep), 'f', 'and ends the wait of a session of its role, as if its timeout had passed');
+is_asleep($others[0], 'but not that of another role');
 sql($node, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid IN ($others[0]{pid}, $others[1]{pid})");
 eval { leave($_) } foreach ($foreign, $stranger);
 leave($worker, $pulse, $listener, $other);

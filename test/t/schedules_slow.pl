@@ -109,7 +109,7 @@ sql($node, "SET ROLE shop; SELECT cron.unschedule('shop-tick')");
 sql($node, 'REVOKE USAGE ON SCHEMA cron FROM shop; REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA cron FROM shop');
 sql($node, "SELECT idemq.unschedule('another')");
 
-# ---- An interval of less than a minute: pg_cron from 1.5 on
+# ---- An interval of less than a minute requires pg_cron 1.5 or later
 
 my $every_second = "SELECT idemq.schedule('secondly', 'every 1 s', 'q', '1')";
 sub says
@@ -122,19 +122,19 @@ sub says
 if (sql($node, "SELECT regexp_match(extversion, '^(\\d+)\\.(\\d+)')::int[] >= '{1,5}' FROM pg_extension WHERE extname = 'pg_cron'") eq 't')
 {
 	sql($node, $every_second);
-	is_sql($node, 'SELECT jobname, schedule FROM cron.job', 'idemq-tick|1 second', 'its job calls each second from now on');
-	is_soon($node, "SELECT count(*) >= 2 FROM idemq.jobs WHERE key LIKE 'secondly\@%'", 'it ticks');
+	is_sql($node, 'SELECT jobname, schedule FROM cron.job', 'idemq-tick|1 second', 'the pg_cron job now calls idemq.tick() every second');
+	is_soon($node, "SELECT count(*) >= 2 FROM idemq.jobs WHERE key LIKE 'secondly\@%'", 'the schedule ticks');
 	sql($node, "SELECT cron.schedule('idemq-tick', '5 seconds', 'CALL idemq.tick()'); SELECT idemq.schedule('secondly', 'every 10 s', 'q', '1')");
-	is_sql($node, 'SELECT jobname, schedule FROM cron.job', 'idemq-tick|5 seconds', 'twice in an interval is enough');
+	is_sql($node, 'SELECT jobname, schedule FROM cron.job', 'idemq-tick|5 seconds', 'a job that calls twice per interval is not changed');
 	sql($node, "SELECT idemq.unschedule('secondly'); DELETE FROM idemq.jobs WHERE key LIKE 'secondly\@%'; SELECT cron.schedule('idemq-tick', '$every_minute', 'CALL idemq.tick()')");
 }
 else
 {
-	like(says($every_second), qr/55000:.*requires idemq\.worker, or pg_cron 1\.5.*pg_cron has version 1\.4.*HINT:  Set idemq\.worker to on/s, 'an older one is refused');
-	is_sql($node, 'SELECT jobname, schedule FROM cron.job', "idemq-tick|$every_minute", 'and its job is as it was');
-	# What a newer one is told, this one does not understand.
+	like(says($every_second), qr/55000:.*requires idemq\.worker, or pg_cron 1\.5.*pg_cron has version 1\.4.*HINT:  Set idemq\.worker to on/s, 'an older version is refused');
+	is_sql($node, 'SELECT jobname, schedule FROM cron.job', "idemq-tick|$every_minute", 'and the pg_cron job is not changed');
+	# If the catalog claims version 1.5, idemq requests a schedule that this older version rejects.
 	like(says("BEGIN; SET allow_system_table_mods = on; UPDATE pg_extension SET extversion = '1.5' WHERE extname = 'pg_cron'; $every_second; ROLLBACK"),
-		qr/invalid schedule: 1 second/, 'a newer one is asked for a call a second');
+		qr/invalid schedule: 1 second/, 'from 1.5 on, idemq requests a call every second');
 }
 
 # ---- A database where it is not

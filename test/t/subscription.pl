@@ -201,7 +201,7 @@ foreach (sort keys %calls)
 {
 	like(refusal($calls{$_}), qr/55000: this database follows another/, "refused: $_") if $calls{$_} =~ /^(?:SELECT|CALL|INSERT) /;
 }
-# What idemq.tick() and the worker call.
+# Functions that idemq.tick() and the worker call.
 foreach ("due_schedules()", "run_schedule('s')", "run_schedules('{s}', '{NULL}')", "schedule_failed('s', 'x')")
 {
 	like(refusal("SELECT idemq_internal.$_"), qr/55000: this database follows another/, "refused: $_");

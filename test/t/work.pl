@@ -390,7 +390,7 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 
 # A lease that is lost while its program works: the line says what has become of the job.
 {
-	# Its waits are those of another role, which hears of nothing: otherwise the runner would stop the programs at once.
+	# The runner waits as another role, so it is not told of ended attempts.  Otherwise, it would stop the programs at once.
 	sql($node, "CREATE ROLE deaf LOGIN; SELECT idemq.grant_queue('q', 'deaf', 'claim')");
 	my $runner = runner('echo 1 >$T/begun.$IDEMQ_ID; while [ ! -e $T/late ]; do sleep 0.1; done', '-j', '2', '--lease', '10min', '--wait-dsn', $node->connstr('postgres') . ' user=deaf');
 	my ($cancelled, $dead) = map { sql($node, "SELECT id FROM idemq.enqueue('q', '1', max_attempts => 1)") } 1 .. 2;

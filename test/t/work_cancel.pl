@@ -1,4 +1,4 @@
-# idemq-work hears at once that a job is cancelled or taken back: leases last for an hour, so no heartbeat is due.
+# idemq-work is told at once that a job is cancelled or taken back.  Leases last for an hour, so no heartbeat is due.
 #
 # at least 19 assertions
 
@@ -19,7 +19,7 @@ my $jobs = 0;
 
 sql($node, "SELECT idemq.alter_queue('q', lease => '1 h', retry_jitter => 0)");
 
-# A running job, and the process of its program.
+# Enqueues a job, and returns its id and the process id of its program once that runs.
 sub begun
 {
 	my $key = 'job' . ++$jobs;
@@ -38,11 +38,11 @@ foreach my $slots (1, 2)
 
 		sql($node, "BEGIN; SELECT idemq.$end($id); SELECT idemq.cancel($id); COMMIT");
 		until_said($runner, qr/^idemq-work: q $id: .*, so the program is being stopped$/m);
-		is_soon($node, "SELECT count(*) = 0 FROM idemq.running_jobs", "$slots slots, $end: the runner hears of it");
-		ok(eval { until_true("the end of $pid", sub { !runs($pid) }); 1 }, 'and ends the program');
+		is_soon($node, "SELECT count(*) = 0 FROM idemq.running_jobs", "$slots slots, $end: the job is no longer running");
+		ok(eval { until_true("the end of $pid", sub { !runs($pid) }); 1 }, 'and the program has ended');
 	}
 
-	# It is rolled back: the attempt does not count.
+	# If the cancel is rolled back, the attempt does not count.
 	my $other = session($node);
 	my ($id, $pid) = begun();
 	$other->query_safe("BEGIN; SELECT idemq.cancel($id)");
@@ -51,8 +51,8 @@ foreach my $slots (1, 2)
 	until_said($runner, qr/^idemq-work: q $id: the lease was lost \(cancelled/m);
 	ok(eval { until_true("the end of $pid", sub { !runs($pid) }); 1 }, 'a cancel that is still open ends the program');
 	$other->query_safe('ROLLBACK');
-	is_soon($node, "SELECT status = 'pending' AND attempt = 0 FROM idemq.jobs WHERE id = $id", 'and if it is rolled back, the job is released');
-	is_sql($node, "SELECT string_agg(outcome, ' ') FROM idemq.attempts WHERE job_id = $id", 'released', 'not failed');
+	is_soon($node, "SELECT status = 'pending' AND attempt = 0 FROM idemq.jobs WHERE id = $id", 'if the cancel is rolled back, the job is released');
+	is_sql($node, "SELECT string_agg(outcome, ' ') FROM idemq.attempts WHERE job_id = $id", 'released', 'and the attempt has not failed');
 	leave($other);
 	sql($node, "SELECT idemq.cancel($id), idemq.resume('q')");
 	kill 'TERM', $runner->{pid};
@@ -60,15 +60,15 @@ foreach my $slots (1, 2)
 	is($status, 0, 'the runner ends');
 }
 
-# The end of a run with --once, while a program runs, leaves no session behind.
+# With --once, a runner that ends after it has listened leaves no session behind.
 my $runner = start_runner($dsn, '--once', '--', 'sh', '-c', 'echo $$ >$T/once; while [ ! -e $T/open ]; do sleep 0.05; done')
   if sql($node, "SELECT id FROM idemq.enqueue('q', '1')");
 until_file('once');
 wait_until($node, $listens);
 open_gate('open');
 my ($status) = ended($runner);
-is($status, 0, '--once');
-is_soon($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'idemq-work'", 'no session sleeps after it');
+is($status, 0, 'the runner with --once ends');
+is_soon($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'idemq-work'", 'it leaves no session behind');
 is_sql($node, "SELECT count(*) FROM idemq.check() WHERE severity = 'error'", 0, 'check');
 
 done_testing();

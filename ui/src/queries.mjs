@@ -51,7 +51,7 @@ export const testClock = 'SELECT extract(epoch FROM idemq.test_clock_ahead())::f
 export const health = `
   SELECT w.pid, extract(epoch FROM w.stuck_for)::float8 AS stuck_for FROM idemq.background_worker w`;
 
-/** A queue; changed_since has the declared values (idemq.ensure_queue) that the queue does not have. */
+/** A queue; changed_since contains the values declared with idemq.ensure_queue from which the queue's settings differ. */
 export const queue = `
   SELECT q.*, extract(epoch FROM q.lease)::float8 AS lease_seconds,
     (SELECT jsonb_object_agg(d.key, d.value) FROM jsonb_each_text(q.declared) d JOIN jsonb_each_text(to_jsonb(q)) s USING (key)

@@ -1,4 +1,4 @@
-// Functions that declare a queue, a topic or a handler, for a program that calls them whenever it starts.
+// Functions with which a program declares queues, topic spaces and handlers whenever it starts.
 
 import { checkClient, checkName, optionalBoolean, optionalInteger, optionalInterval, optionalName, optionalNumber } from './arguments.js';
 import { rows } from './flows.js';

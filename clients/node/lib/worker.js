@@ -27,7 +27,7 @@ const settingsMaxAge = 60_000;
  */
 const longestWait = 5000;
 const longestPooledWait = 3000;
-/** Milliseconds that a worker without free slots waits before it listens to what ends its attempts. So short jobs cost nothing more. */
+/** Milliseconds that a worker without free slots waits before it listens for the end of its attempts, so that short jobs cost nothing extra. */
 const listenAfter = 10;
 /** Milliseconds after a stop in which the wait must end, and after the grace period in which the outcomes of the last jobs are reported. */
 const waitEnds = 3500;
@@ -266,7 +266,7 @@ export class Worker {
   }
 
   /**
-   * Waits until the queue has work, if one is given, or an attempt of this worker has been cancelled or taken back, or for a while.
+   * Waits until the queue has work (if a queue is given), an attempt of this worker is cancelled or taken back, or the wait times out.
    * @param {string | null} queue
    */
   #wait(queue) {
@@ -287,7 +287,7 @@ export class Worker {
     freed.then(() => (over = true));
     await Promise.race([freed, sleep(listenAfter, this.#stop.signal)]);
     while (!over && (this.waiter.session?.hearsEnds ?? true)) {
-      const listening = this.#wait(null).catch(() => sleep(1000, this.#stop.signal)); // heartbeats are enough meanwhile
+      const listening = this.#wait(null).catch(() => sleep(1000, this.#stop.signal)); // until then, heartbeats find the end of an attempt
       await Promise.race([freed, listening]);
       const { session } = this.waiter;
       if (!over || !session?.direct) continue;
@@ -464,7 +464,7 @@ export class Worker {
     let asking;
     while (!this.#over.signal.aborted) {
       const due = new Promise((resolve) => (this.#heartbeatNow = () => resolve(undefined)));
-      // An answer that is under way may be older than the reason.
+      // The heartbeats that are under way may have been answered before the attempt ended, so send others after them.
       if (asking || !this.#told) await Promise.race([due, sleep(Math.min(this.#lease / 3, 3_600_000), this.#over.signal), ...(asking && this.#told ? [asking] : [])]);
       if (!asking) this.#told = false;
       const running = [...this.#running].filter((attempt) => attempt.why !== 'timeout');

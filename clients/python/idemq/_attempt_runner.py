@@ -266,7 +266,7 @@ class AttemptRunner:
         raise NotImplementedError
 
     def _look_soon(self) -> None:
-        """Called when jobs have been claimed.  If they run for a while, the worker listens to what ends their attempts."""
+        """Called when jobs have been claimed.  If they run for a while, the worker listens for the end of their attempts."""
         raise NotImplementedError
 
     # An attempt.

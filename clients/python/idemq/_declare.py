@@ -1,4 +1,4 @@
-"""Functions that declare a queue, a topic or a handler, for a program that calls them whenever it starts.
+"""Functions with which a program declares queues, topic spaces and handlers whenever it starts.
 
 Each call is one statement in the transaction of the given connection.  Await it if that is an AsyncConnection.
 """
@@ -157,11 +157,12 @@ def ensure_queue(
 ) -> Union[Ensured, Awaitable[Ensured]]:
     """Declare a queue: create it, or change the settings that are named and leave the others as they are.
 
-    A setting that is None is not named.  0 means no limit or no job_timeout, and "" means no dead_letter_queue.
+    If an argument is None, its setting is not named.  0 means no limit or no job_timeout, and "" means no
+    dead_letter_queue.
     exact: whether settings that are not named get their defaults.
 
-    Only a setting whose value differs from its last declaration is changed.  One that was changed with alter_queue
-    since then stays, and the server sends a WARNING.  Requires any privilege on the queue for "unchanged", admin for
+    A setting is changed only if its value differs from its last declaration.  A setting that was changed with
+    alter_queue since then keeps its value, and the server sends a WARNING.  Requires any privilege on the queue for "unchanged", admin for
     "changed", and EXECUTE on idemq.create_queue for "created".
     """
     require_connection(conn, Connection, AsyncConnection)
@@ -262,7 +263,7 @@ def ensure_handler(
 ) -> Union[Ensured, Awaitable[Ensured]]:
     """Run a queue's jobs inside the server, as the current role, by calling a function f(payload jsonb).
 
-    Calls idemq.set_handler, unless the handler is already set in the same way.
+    Calls idemq.set_handler, unless the same role has already set the handler with the same arguments.
     workers: maximum number of processes.
     batch: maximum number of jobs per transaction.
     max_idle: how long a process may be idle before it exits.

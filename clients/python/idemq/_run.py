@@ -49,7 +49,7 @@ ERROR_PAUSE = 5.0
 """Seconds of pause after a refused claim or wait."""
 SETTINGS_MAX_AGE = 60.0
 LISTEN_AFTER = 0.01
-"""Seconds that a job runs before the worker listens to what ends its attempt.  So short jobs cost nothing more."""
+"""Seconds that a job runs before the worker listens for the end of its attempt, so that short jobs cost nothing extra."""
 
 _HEARTBEAT = "SELECT token, outcome::text FROM idemq.heartbeat_many(%s, %s, %s::interval, end_waits => '{}')"
 _END_WAIT = "SELECT token, outcome::text FROM idemq.heartbeat_many('{}', '{}', NULL, end_waits => ARRAY[%s::int])"
@@ -354,7 +354,7 @@ class Run(AttemptRunner):
                 self._look_soon()
 
     async def _wait(self, queue: Optional[str]) -> None:
-        """Waits until the queue has work, if one is given, or an attempt of this process has been cancelled or taken back, or for a while."""
+        """Waits until the queue has work (if a queue is given), an attempt of this process is cancelled or taken back, or the wait times out."""
         await self._waiter.ready()
         limit = self._waiter.statement_timeout
         seconds = LONGEST_WAIT if self._waiter.process is not None else POOLED_WAIT
@@ -377,7 +377,7 @@ class Run(AttemptRunner):
         if self._waits or self._listening is not None or not leased or self._over.is_set():
             return
         if self._waiter.conn is not None and not self._waiter.hears_ends:
-            return  # heartbeats are enough
+            return  # the server does not tell this process anything: only heartbeats find the end of an attempt
         left = min(job._claimed_at for job in leased) + LISTEN_AFTER - time.monotonic()
         if left > 0:
             self._looks_soon = True

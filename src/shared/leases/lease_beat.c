@@ -102,9 +102,9 @@ idemq_lease_hand_over(int64 job_id, int64 token, LeaseLoss loss)
 }
 
 /*
- * Tells the worker of that token that an open transaction cancels its job, or takes it back; false
- * when there is no entry of that token, and nothing to undo.  Of several transactions the first
- * tells the process.  Without at_once only a heartbeat finds the mark.
+ * Tells the worker of that token that an open transaction cancels its job, or takes it back.  Returns
+ * false if there is no entry of that token, and so nothing to undo.  If several transactions do so,
+ * the first tells the process.  Without at_once, only a heartbeat finds the mark.
  */
 bool
 idemq_lease_mark_cancel(int64 job_id, int64 token, bool at_once)
@@ -133,7 +133,7 @@ idemq_lease_mark_cancel(int64 job_id, int64 token, bool at_once)
 
 /*
  * Takes the mark back, if the entry of that token is still there.  If the transaction has aborted,
- * what follows is news to the process.
+ * the process must be told of the next cancel.
  */
 void
 idemq_lease_unmark_cancel(int64 job_id, int64 token, bool aborted)
@@ -150,7 +150,7 @@ idemq_lease_unmark_cancel(int64 job_id, int64 token, bool aborted)
 	LWLockRelease(lock);
 }
 
-/* Tells the process of an entry that has gone, unless it has ended the attempt, or knows. */
+/* Tells the process of an entry that was removed, unless the process ended the attempt or was told. */
 void
 idemq_lease_tell_gone(const Lease *gone)
 {

@@ -2,16 +2,16 @@
  * shared/waiters/listeners.c
  *		Telling a worker's process at once that one of its attempts is being cancelled or has ended.
  *
- * The sessions of a process have the same value of idemq.process.  It makes the key of the process,
- * with the database and the login role, so that no other role is told.  A claim and a heartbeat
- * note the key in the lease (shared/leases/lease_beat.c).  The session in which the process sleeps
- * listens: a wait or wait_any of a session with a key does (api/wait.c).  Whoever cancels or ends
- * the attempt for the process tells its listeners.  They are told that they have to look, and not at
- * what: their next heartbeat says which attempt it is.  So 1,000 jobs of a process need one
- * listener, and a cancel wakes one session.
+ * The sessions of a process have the same value of idemq.process.  This value, the database and the
+ * login role are hashed to the key of the process, so no other role is told.  A claim and a
+ * heartbeat store the key in the lease (shared/leases/lease_beat.c).  The session in which the
+ * process sleeps is its listener: a session with a key listens in every wait and wait_any
+ * (api/wait.c).  The session that cancels or ends an attempt tells the listeners of the process.
+ * They are not told which attempt is over: their next heartbeats return that.  So a process with
+ * 1,000 jobs needs one listener, and a cancel wakes one session.
  *
- * There is one element per PGPROC: the key of the session if it listens, otherwise 0, and whether
- * it was told.
+ * There is one element per PGPROC.  It contains the key of the session, or 0 if the session does
+ * not listen, and a mark, which says that the session was told.
  *
  *		listener						teller
  *		1 writes its key				1 changes the entry, so that a heartbeat finds it
@@ -20,20 +20,22 @@
  *		4 sleeps on its latch			4 sets the latch
  *		5 resets its latch, goes to 3
  *
- * A listener stays one until its session ends or gets another key, so what happens between two of
- * its waits ends the second one.  What came before it wrote its key found nobody.  Therefore a
- * session that begins to listen has the mark, so its wait ends at once, and the process sends
- * heartbeats.  If the teller's 3 does not find the key, the listener's 1 comes after it, and the
- * heartbeat that follows finds the teller's 1.  The mark is set before the latch, and the latch is
- * reset before the mark is read, so nobody sleeps with a mark.
+ * A session remains a listener until it ends or gets another key, so an event between two of its
+ * waits ends the second wait.  A teller that came before the listener wrote its key has not found
+ * it.  Therefore a session that begins to listen sets its own mark: its first wait ends at once, and
+ * the process sends heartbeats.  If the teller's step 3 does not find the key, the listener's step 1
+ * comes after it, and the heartbeat that follows finds the change of the teller's step 1.  The mark
+ * is set before the latch, and the latch is reset before the mark is read, so no session sleeps
+ * while its mark is set.
  *
  * A handler's process runs a function, and so it neither sleeps in a wait nor sends heartbeats.
- * Whoever marks its attempt writes the token into the element of the process and sends SIGUSR2.  The
- * process compares it with the token of the job that it is running (handler/limits.c), so a signal
- * that comes late interrupts no other job.  The sender holds the lock of the lease's partition, which
- * the process takes at its exit (lease_scan.c), so the signal reaches no other process.
+ * The session that marks its attempt writes the token into the element of the process and sends
+ * SIGUSR2.  The process compares this token with the token of the job that it is running
+ * (handler/limits.c), so a late signal does not interrupt another job.  The sender holds the lock of
+ * the lease's partition, which the process takes when it exits (lease_scan.c), so the signal cannot
+ * reach another process.
  *
- * A mark for a session that has no such attempt does no harm: it sends a heartbeat that was not due.
+ * An unnecessary mark does no harm: the process sends a heartbeat that was not due.
  *
  * Locks: none, atomics only.  Telling neither allocates nor raises.
  */

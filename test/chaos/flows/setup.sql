@@ -127,7 +127,7 @@ CREATE FUNCTION mend(share float8) RETURNS bigint LANGUAGE sql AS $$
 
 CREATE FUNCTION slow() RETURNS float8 LANGUAGE sql RETURN :slow;
 
--- A queue's limits and times change while it is used, by alter_queue or by a declaration.
+-- alter_queue and ensure_queue change a queue's limits and times while the queue is in use.
 CREATE FUNCTION alter_one(dice float8) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
 	q text := (SELECT name FROM idemq.queues WHERE name ~ '^t' ORDER BY random() LIMIT 1);

@@ -110,9 +110,9 @@ sub goes_on_in
 	is_sql($node, "SELECT outcome, status FROM idemq.enqueue('ended', '\"dead\"', key => 'd'), idemq.redrive('ended')", 'duplicate|dead',
 		"$format: a dead job has its key, and is redriven", $db);
 	is_sql($node, "SELECT outcome FROM idemq.ensure_queue('declared', max_running => 5, lease => '1 h')", 'unchanged',
-		"$format: a declaration is unchanged, and so is what was changed since", $db);
+		"$format: the declaration is unchanged, and a setting that was changed since keeps its value", $db);
 	is_sql($node, "SELECT outcome, changes FROM idemq.ensure_queue('declared', max_running => 7)", 'changed|{"max_running": {"to": 7, "from": 6}}',
-		"$format: a new one changes it", $db);
+		"$format: a new declaration changes it", $db);
 	is_sql($node, "SELECT outcome, status FROM idemq.enqueue('q', '1', key => 'k')", 'duplicate|running',
 		"$format: keys are remembered", $db);
 	is_sql($node, "SELECT idemq.commit(id, token) FROM held", 'committed', "$format: the worker's token commits", $db);

@@ -92,7 +92,7 @@ sub goes_on
 	is_sql($node, q{SET ROLE maker; SELECT idemq.create_queue('made') > 4}, 't', 'rights on functions, numbers of queues');
 	is_sql($node, q{CALL idemq.tick(); SELECT next_run > now() FROM idemq.schedules WHERE name = 'yearly'}, 't', 'schedules');
 	is_sql($node, q{UPDATE idemq_internal.schedule_entries SET done_until = now() - interval '3 days' WHERE name = 'paused'; CALL idemq.tick();
-		SELECT next_run, idemq.resume_schedule('paused') > now(), (SELECT count(*) FROM idemq.jobs WHERE key LIKE 'paused@%') FROM idemq.schedules WHERE name = 'paused'}, '|t|0', 'a schedule that is paused stays so');
+		SELECT next_run, idemq.resume_schedule('paused') > now(), (SELECT count(*) FROM idemq.jobs WHERE key LIKE 'paused@%') FROM idemq.schedules WHERE name = 'paused'}, '|t|0', 'a paused schedule stays paused');
 	worker_pid($node);
 	is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() in the end');
 	return;
