@@ -255,7 +255,7 @@ is($traffic->(), '', 'meanwhile jobs came and went');
 
 # A queue that a worker holds back, and one that is full.
 sql($node, q[SELECT idemq.hold_back(id, token, '10 min') FROM idemq.claim('backlog')]);
-sql($node, q[SELECT idemq.alter_queue('zombie', max_unfinished => 1)]);
+sql($node, q[SELECT idemq.alter_queue('zombie', max_unfinished => 2)]);
 sql($node, q[SELECT idemq.enqueue('zombie', '1')]);
 fire('IdemqQueueHeld(backlog)', 'IdemqQueueFull(zombie)');
 
