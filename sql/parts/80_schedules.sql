@@ -372,35 +372,48 @@ BEGIN
 		THEN idemq_internal.next_run(cron, time_zone, done_until) END;
 END $$;
 
-CREATE FUNCTION idemq_internal.unschedule_impl(name text) RETURNS boolean LANGUAGE plpgsql AS $$
-#variable_conflict use_variable
-BEGIN
-	PERFORM idemq_internal.check_text('name', name, 256);
-	DELETE FROM idemq_internal.schedule_entries s
-		WHERE s.name = unschedule_impl.name AND idemq_internal.may_change(s);
-	IF FOUND THEN
-		RETURN true;
-	END IF;
-	PERFORM idemq_internal.refuse_schedule(name) FROM idemq_internal.schedule_entries s
-		WHERE s.name = unschedule_impl.name
-			AND idemq_internal.role_may(idemq_internal.caller(), s.queue_id, 'enqueue');
-	RETURN false;
-END $$;
-
--- Locks the row of a schedule that is to be paused or resumed: its ticks wait.  Rights are asked
--- first, as in schedule_impl.
-CREATE FUNCTION idemq_internal.lock_schedule(name text) RETURNS idemq_internal.schedule_entries
+-- Returns the row of a schedule, locked if the caller may change it; NULL: there is none.  Rights are
+-- asked first, as in schedule_impl.  The row that a session waits for may be gone then, and another
+-- one in its place, of a schedule that was dropped and made again: it is looked for once more.
+CREATE FUNCTION idemq_internal.try_lock_schedule(name text) RETURNS idemq_internal.schedule_entries
 	LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 DECLARE
 	s idemq_internal.schedule_entries;
 BEGIN
 	PERFORM idemq_internal.check_text('name', name, 256);
-	SELECT e.* INTO s FROM idemq_internal.schedule_entries e WHERE e.name = lock_schedule.name;
-	IF s.name IS NOT NULL AND idemq_internal.may_change(s) THEN
+	LOOP
 		SELECT e.* INTO s FROM idemq_internal.schedule_entries e
-			WHERE e.name = lock_schedule.name FOR UPDATE;
+			WHERE e.name = try_lock_schedule.name;
+		EXIT WHEN s.name IS NULL OR NOT idemq_internal.may_change(s);
+		SELECT e.* INTO s FROM idemq_internal.schedule_entries e
+			WHERE e.name = try_lock_schedule.name FOR UPDATE;
+		EXIT WHEN FOUND;
+	END LOOP;
+	RETURN s;
+END $$;
+
+CREATE FUNCTION idemq_internal.unschedule_impl(name text) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+	s idemq_internal.schedule_entries := idemq_internal.try_lock_schedule(name);
+BEGIN
+	IF s.name IS NULL THEN
+		RETURN false;
+	ELSIF idemq_internal.may_change(s) THEN
+		DELETE FROM idemq_internal.schedule_entries e WHERE e.name = s.name;
+		RETURN true;
 	END IF;
+	PERFORM idemq_internal.refuse_schedule(name)
+		WHERE idemq_internal.role_may(idemq_internal.caller(), s.queue_id, 'enqueue');
+	RETURN false;
+END $$;
+
+-- Locks the row of a schedule that is to be paused or resumed: its ticks wait.
+CREATE FUNCTION idemq_internal.lock_schedule(name text) RETURNS idemq_internal.schedule_entries
+	LANGUAGE plpgsql AS $$
+DECLARE
+	s idemq_internal.schedule_entries := idemq_internal.try_lock_schedule(name);
+BEGIN
 	IF s.name IS NULL THEN
 		PERFORM idemq_internal.no_schedule(name);
 	ELSIF NOT idemq_internal.may_change(s) THEN
