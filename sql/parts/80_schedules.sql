@@ -372,35 +372,49 @@ BEGIN
 		THEN idemq_internal.next_run(cron, time_zone, done_until) END;
 END $$;
 
-CREATE FUNCTION idemq_internal.unschedule_impl(name text) RETURNS boolean LANGUAGE plpgsql AS $$
-#variable_conflict use_variable
-BEGIN
-	PERFORM idemq_internal.check_text('name', name, 256);
-	DELETE FROM idemq_internal.schedule_entries s
-		WHERE s.name = unschedule_impl.name AND idemq_internal.may_change(s);
-	IF FOUND THEN
-		RETURN true;
-	END IF;
-	PERFORM idemq_internal.refuse_schedule(name) FROM idemq_internal.schedule_entries s
-		WHERE s.name = unschedule_impl.name
-			AND idemq_internal.role_may(idemq_internal.caller(), s.queue_id, 'enqueue');
-	RETURN false;
-END $$;
-
--- Locks the row of a schedule that will be paused or resumed, so that no session enqueues a tick of
--- it meanwhile.  Privileges are checked first, as in schedule_impl.
-CREATE FUNCTION idemq_internal.lock_schedule(name text) RETURNS idemq_internal.schedule_entries
+-- Returns the row of a schedule, locked if the caller may change it, or NULL if there is none.
+-- Privileges are checked first, as in schedule_impl.  While the session waits for the row, the schedule
+-- may be dropped and created again with a new row, so the function looks for the row once more.
+CREATE FUNCTION idemq_internal.try_lock_schedule(name text) RETURNS idemq_internal.schedule_entries
 	LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 DECLARE
 	s idemq_internal.schedule_entries;
 BEGIN
 	PERFORM idemq_internal.check_text('name', name, 256);
-	SELECT e.* INTO s FROM idemq_internal.schedule_entries e WHERE e.name = lock_schedule.name;
-	IF s.name IS NOT NULL AND idemq_internal.may_change(s) THEN
+	LOOP
 		SELECT e.* INTO s FROM idemq_internal.schedule_entries e
-			WHERE e.name = lock_schedule.name FOR UPDATE;
+			WHERE e.name = try_lock_schedule.name;
+		EXIT WHEN s.name IS NULL OR NOT idemq_internal.may_change(s);
+		SELECT e.* INTO s FROM idemq_internal.schedule_entries e
+			WHERE e.name = try_lock_schedule.name FOR UPDATE;
+		EXIT WHEN FOUND;
+	END LOOP;
+	RETURN s;
+END $$;
+
+CREATE FUNCTION idemq_internal.unschedule_impl(name text) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+	s idemq_internal.schedule_entries := idemq_internal.try_lock_schedule(name);
+BEGIN
+	IF s.name IS NULL THEN
+		RETURN false;
+	ELSIF idemq_internal.may_change(s) THEN
+		DELETE FROM idemq_internal.schedule_entries e WHERE e.name = s.name;
+		RETURN true;
 	END IF;
+	PERFORM idemq_internal.refuse_schedule(name)
+		WHERE idemq_internal.role_may(idemq_internal.caller(), s.queue_id, 'enqueue');
+	RETURN false;
+END $$;
+
+-- Locks the row of a schedule that will be paused or resumed, so that no session enqueues a tick of
+-- it meanwhile.
+CREATE FUNCTION idemq_internal.lock_schedule(name text) RETURNS idemq_internal.schedule_entries
+	LANGUAGE plpgsql AS $$
+DECLARE
+	s idemq_internal.schedule_entries := idemq_internal.try_lock_schedule(name);
+BEGIN
 	IF s.name IS NULL THEN
 		PERFORM idemq_internal.no_schedule(name);
 	ELSIF NOT idemq_internal.may_change(s) THEN
@@ -646,6 +660,8 @@ END $$;
 -- Looks for each row at its last known place, and then by name.  If a row is updated every second, it
 -- has one dead version for each second of the oldest snapshot's age, and a search by name would visit
 -- all of them for each tick.  A place is only a hint, so the row there must have one of the names.
+-- That condition is written so that no index fits it, because the planner prefers the index of names
+-- if the table is small.
 CREATE FUNCTION idemq_internal.run_schedules_impl(names text[], places text[],
 	OUT due timestamptz[], OUT place text[])
 	LANGUAGE plpgsql AS $$
@@ -660,7 +676,8 @@ BEGIN
 	place := array_fill(NULL::text, ARRAY[many]);
 	FOR entry IN SELECT e AS schedule, e.ctid AS place, array_position(names, e.name) AS n
 		FROM idemq_internal.schedule_entries e
-		WHERE e.ctid = ANY (places::tid[]) AND e.name = ANY (names) AND e.paused_at IS NULL
+		WHERE e.ctid = ANY (places::tid[]) AND array_position(names, e.name) IS NOT NULL
+			AND e.paused_at IS NULL
 		FOR UPDATE SKIP LOCKED
 	LOOP
 		SELECT * INTO ran FROM idemq_internal.run_tick(entry.schedule, entry.place, now);

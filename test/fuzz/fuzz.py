@@ -465,7 +465,7 @@ BEGIN
 			END IF;
 		END IF;
 		CONTINUE WHEN queue = 'dead' OR (SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id(queue)) > 60;
-		PERFORM idemq.resume(queue), idemq.alter_queue(queue, max_running => 0, rate_limit => 0);
+		PERFORM idemq.resume(queue), idemq.alter_queue(queue, max_running => 0, rate_limit => 0, max_unfinished => 0, group_max_unfinished => 0);
 		FOR i IN 1 .. 12 LOOP
 			PERFORM idemq.enqueue(queue, to_jsonb('canary_' || left(queue, 1) || '_payload'), key => CASE i %% 3 WHEN 0 THEN 'key' || i WHEN 1 THEN 'canary_' || left(queue, 1) || '_key' || i END,
 				headers => to_jsonb('canary_' || left(queue, 1) || '_headers'), group_key => CASE WHEN i > 8 THEN 'canary_' || left(queue, 1) || '_group' END, on_duplicate => 'ignore');

@@ -183,6 +183,25 @@ SET ROLE regress_pause_maker;
 SELECT idemq.resume_schedule('made') > now() AS to_come;
 RESET ROLE;
 
+-- ---- If the place of its row is known, a tick does not search by name, and the check of its own key does not either
+
+BEGIN;
+CREATE FUNCTION scans() RETURNS bigint LANGUAGE sql AS $$ SELECT seq_scan + idx_scan FROM pg_stat_xact_all_tables WHERE relid = 'idemq_internal.schedule_entries'::regclass $$;
+SELECT miss('a', '10 days');
+DELETE FROM idemq.jobs;
+SELECT ctid AS place FROM idemq_internal.schedule_entries WHERE name = 'a' \gset
+SELECT scans() AS before \gset
+SELECT due[1] > now() AS to_come FROM idemq_internal.run_schedules('{a}', ARRAY[:'place']);
+SELECT scans() - :before AS scans;
+SELECT key AS tick FROM idemq.jobs WHERE headers->>'schedule' = 'a' \gset
+SELECT starts_with(:'tick', 'a@') AS is_tick;
+-- After the tick, no other role can use its key.
+DELETE FROM idemq.jobs;
+SET LOCAL ROLE regress_pause_other;
+\set VERBOSITY sqlstate
+SELECT idemq.enqueue('q', '"other"', key => :'tick', on_duplicate => 'ignore');
+ROLLBACK;
+
 -- ---- At other isolation levels: if the schedule has ticked since the snapshot, the call raises 40001; a new transaction succeeds
 
 \set VERBOSITY sqlstate

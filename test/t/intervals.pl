@@ -1,6 +1,6 @@
 # Schedules with an interval, which idemq's background worker runs, and paused schedules.  The test moves the test clock second by
 # second.  Real seconds pass as well, so the assertions must also hold on a slow machine.
-# at least 44 assertions
+# at least 45 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -150,6 +150,21 @@ $before = ticked('stopped');
 goes_on('s2', 'others tick after a clock was set back by five minutes', 2);
 is(ticked('stopped'), $before, 'the repeated minutes have no ticks');
 
+# ---- The commit of a run fails, after the run: what was rolled back is due as before
+
+# SET CONSTRAINTS ALL IMMEDIATE in the run fires put_aside, which leaves something for the commit.
+sql($node, q{CREATE TABLE aside (n bigint); CREATE SEQUENCE commits;
+	CREATE FUNCTION refuse_once() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF nextval('public.commits') = 1 THEN RAISE EXCEPTION 'not now' USING ERRCODE = 'LATE1'; END IF; RETURN NULL; END $$;
+	CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON aside DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse_once();
+	CREATE FUNCTION put_aside() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN SET CONSTRAINTS public.at_commit DEFERRED; INSERT INTO public.aside VALUES (NEW.id); RETURN NULL; END $$;
+	CREATE CONSTRAINT TRIGGER put_aside AFTER INSERT ON idemq.jobs DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NEW.key LIKE 'undone@%') EXECUTE FUNCTION put_aside()});
+$log = -s $node->logfile;
+sql($node, q{SELECT idemq.schedule('undone', '0 0 1 1 *', 'q', '1'); UPDATE idemq_internal.schedule_entries SET done_until = done_until - interval '1 year' WHERE name = 'undone'});
+wait_logged($node, qr/LATE1 .*not now/, $log);
+advance($node, $second) foreach 1 .. 3;
+is(ticked('undone'), 1, 'a tick whose commit failed is enqueued with the next attempt, not when the schedules are read the next time');
+sql($node, q{DROP TRIGGER put_aside ON idemq.jobs; SELECT idemq.unschedule('undone')});
+
 sql($node, q{SELECT idemq.unschedule('stopped')});
 leave($one, $two);
 
@@ -160,6 +175,6 @@ goes_on('s2', 'schedules tick after a restart');
 is_sql($node, q{SELECT count(*) FROM idemq.schedules WHERE name = 'open' AND paused_at IS NOT NULL}, 1, 'a paused schedule is still paused');
 is_sql($node, q{SELECT count(*) = count(DISTINCT (schedule, tick)) FROM ticks}, 't', 'each tick was enqueued once');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');
-is(unexpected($node, '40001', '57P01'), '', 'no other error');
+is(unexpected($node, '40001', '57P01', 'LATE1'), '', 'no other error');
 $node->stop;
 done_testing();
