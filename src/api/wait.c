@@ -378,6 +378,9 @@ wait_for_targets(Wait *wait, int64 timeout)
 	wait->check_context =
 		AllocSetContextCreate(CurrentMemoryContext, "idemq wait", ALLOCSET_DEFAULT_SIZES);
 	wait_begin(wait);
+	/* No check will end the transaction of the CALL, whose snapshot would keep VACUUM from its work. */
+	if (wait->count == 0)
+		SPI_commit();
 	PG_TRY();
 	{
 		came = sleep_and_check(wait);

@@ -32,6 +32,7 @@
 #include "base/base.h"
 #include "base/compat.h"
 #include "handler/handler.h"
+#include "shared/leases/leases.h"
 #include "shared/waiters/waiters.h"
 
 /* A function that has caught the cancel is ended after so many ms. */
@@ -43,8 +44,6 @@ static volatile sig_atomic_t armed = false;
 static volatile sig_atomic_t timed_out = false;
 static volatile sig_atomic_t terminated = false;
 static volatile sig_atomic_t cancelled = false;
-/* Token of the job whose function is running; 0: none. */
-static volatile int64 running_token = 0;
 
 /* Called when the time is over. */
 static void
@@ -69,19 +68,23 @@ kill_process(void)
 	SetLatch(MyLatch);
 }
 
+static void
+cancel_function(void)
+{
+	cancelled = true;
+	QueryCancelPending = true;
+	InterruptPending = true;
+	SetLatch(MyLatch);
+}
+
 /* An attempt of this process is being cancelled: if it is the one that is running, it ends. */
 static void
 interrupt_cancelled(SIGNAL_ARGS)
 {
 	int save_errno = errno;
 
-	if (running_token != 0 && idemq_listener_interrupted() == running_token)
-	{
-		cancelled = true;
-		QueryCancelPending = true;
-		InterruptPending = true;
-		SetLatch(MyLatch);
-	}
+	if (idemq_listener_interrupted())
+		cancel_function();
 	errno = save_errno;
 }
 
@@ -104,20 +107,20 @@ idemq_handler_limits_begin(void)
 }
 
 /*
- * Begins the time of the job of that token; length: microseconds, 0: no limit.  A cancel that has
- * come before interrupts the function at once.
+ * Begins the time of a job; length: microseconds, 0: no limit.  A cancel that has come before
+ * interrupts the function at once.
  */
 void
-idemq_handler_limit_start(int64 length, int64 token)
+idemq_handler_limit_start(int64 length, int64 job_id, int64 token)
 {
 	int64 ms = Min((length + 999) / 1000, PG_INT32_MAX - KILL_DELAY);
 
 	timed_out = false;
 	QueryCancelPending = false; /* it was for what came before */
 	cancelled = false;
-	running_token = token;
-	if (idemq_listener_interrupted() == token)
-		(void) raise(SIGUSR2);
+	idemq_listener_run(token);
+	if (idemq_lease_is_cancelled(job_id, token))
+		cancel_function();
 	if (length == 0)
 		return;
 	armed = true;
@@ -129,7 +132,7 @@ idemq_handler_limit_start(int64 length, int64 token)
 void
 idemq_handler_limit_stop(void)
 {
-	running_token = 0;
+	idemq_listener_run(0);
 	if (armed)
 	{
 		armed = false;

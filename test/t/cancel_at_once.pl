@@ -1,7 +1,7 @@
 # A worker's process is told at once that one of its attempts is cancelled or taken back: by each call that does so, whether or not
 # the worker's transaction holds the row, and even if the call is rolled back.  Nothing else wakes the process.
 #
-# at least 88 assertions
+# at least 91 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -51,6 +51,7 @@ reset_queue();
 my $asleep = listener();
 sql($node, "SELECT idemq.enqueue('q', '1')");
 is_asleep($asleep, 'a new job does not wake a process that has no free slot');
+is_sql($node, "SELECT num_nulls(backend_xmin, backend_xid) FROM pg_stat_activity WHERE pid = $asleep->{pid}", 2, 'the session holds no snapshot');
 sql($node, "SELECT idemq.cancel($one)");
 is(answer($asleep), 'f', 'cancel wakes it');
 foreach my $call ("CALL idemq.wait('r', '10 h')", "CALL idemq.wait_any('{r}', '10 h')")
@@ -123,6 +124,9 @@ $worker->query_safe("BEGIN; SELECT idemq.assert_current(id, token) FROM held WHE
 $asleep = listener();
 is_sql($node, "SELECT outcome FROM idemq.cancel_many(ARRAY[$one])", 'locked', 'cancel_many does not wait');
 is_asleep($asleep, 'so it does not wake the worker');
+$other->query_safe("BEGIN; SELECT idemq.cancel_many(ARRAY[$one])");
+is(beats(), 'current', 'and heartbeats find nothing while its transaction is open');
+$other->query_safe('COMMIT');
 $worker->query_safe('ROLLBACK');
 sql($node, "SELECT idemq.cancel($one)");
 answer($asleep);
@@ -212,6 +216,13 @@ foreach my $batch (1, 10)
 	sql($node, "SELECT idemq.drop_queue('h$batch', force => true)");
 	is_soon($node, "SELECT NOT ($sleeps)", 'and so does drop_queue');
 }
+# All jobs of a batch are marked at once, while one of them runs: none of them runs to its end.
+sql($node, "SELECT idemq.create_queue('h', lease => '1 h'); SELECT idemq.grant_queue('h', 'regress_app', 'claim');
+	SELECT idemq.enqueue_many('h', array_agg('1'::jsonb)) FROM generate_series(1, 30); SET ROLE regress_app; SELECT idemq.set_handler('h', 'app.f(jsonb)', batch => 30)");
+wait_until($node, $sleeps);
+begin_sql("SELECT idemq.drop_queue('h', force => true)");
+is_soon($node, "SELECT count(*) = 0 FROM idemq.queues WHERE name = 'h'", 'drop_queue ends a batch');
+$other->query('SELECT');
 
 # ---- Attempts that end between two waits; jobs that another session has claimed
 

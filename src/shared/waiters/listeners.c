@@ -29,11 +29,13 @@
  * while its mark is set.
  *
  * A handler's process runs a function, and so it neither sleeps in a wait nor sends heartbeats.
- * The session that marks its attempt writes the token into the element of the process and sends
- * SIGUSR2.  The process compares this token with the token of the job that it is running
- * (handler/limits.c), so a late signal does not interrupt another job.  The sender holds the lock of
- * the lease's partition, which the process takes when it exits (lease_scan.c), so the signal cannot
- * reach another process.
+ * Its element contains the token of the job whose function is running.  The session that marks that
+ * attempt adds INTERRUPTED to the token and sends SIGUSR2.  A later job replaces both, so a late
+ * signal does not interrupt another job (handler/limits.c).  A job of the same batch that is not
+ * running yet is marked only in its lease.  The process writes its token and then looks at the lease;
+ * the sender marks the lease and then looks at the token; so one of them finds the other.  The sender
+ * holds the lock of the lease's partition, which the process takes when it exits (lease_scan.c), so
+ * the signal cannot reach another process.
  *
  * An unnecessary mark does no harm: the process sends a heartbeat that was not due.
  *
@@ -57,8 +59,11 @@ typedef struct Listener
 {
 	pg_atomic_uint64 process; /* key of its process; 0: it does not listen; no lock */
 	pg_atomic_uint32 told;	  /* no lock */
-	pg_atomic_uint64 token; /* of a handler's process: the attempt that was marked last; no lock */
+	pg_atomic_uint64 token; /* of the job that a handler's process is running; 0: none; no lock */
 } Listener;
+
+/* In Listener.token: that attempt is being cancelled. */
+#define INTERRUPTED (UINT64CONST(1) << 63)
 
 static Listener *listeners = NULL;
 
@@ -153,20 +158,33 @@ idemq_listeners_tell(uint64 process)
 }
 
 /*
- * Tells a handler's process that its attempt of that token is being cancelled.  The caller holds the
- * lock of the lease's partition.
+ * Tells a handler's process that its attempt of that token is being cancelled, if it is running that
+ * job now.  The caller has marked the lease, and holds the lock of its partition.
  */
 void
 idemq_listener_interrupt(int32 session, int pid, int64 token)
 {
-	pg_atomic_write_u64(&listeners[session].token, (uint64) token);
+	uint64 running = (uint64) token;
+
 	pg_memory_barrier();
-	(void) kill(pid, SIGUSR2);
+	if (pg_atomic_compare_exchange_u64(&listeners[session].token, &running,
+									   running | INTERRUPTED))
+		(void) kill(pid, SIGUSR2);
 }
 
-/* Returns the token of the attempt of this process that was marked last.  A signal handler may call it. */
-int64
+/*
+ * Notes that this handler's process begins to run the job of that token; 0: it runs none.  Afterwards
+ * the caller looks whether the attempt had been marked before.
+ */
+void
+idemq_listener_run(int64 token)
+{
+	(void) pg_atomic_exchange_u64(&listeners[IDEMQ_MY_PROC_NUMBER].token, (uint64) token);
+}
+
+/* Returns whether the job that this process is running was interrupted.  A signal handler may call it. */
+bool
 idemq_listener_interrupted(void)
 {
-	return (int64) pg_atomic_read_u64(&listeners[IDEMQ_MY_PROC_NUMBER].token);
+	return (pg_atomic_read_u64(&listeners[IDEMQ_MY_PROC_NUMBER].token) & INTERRUPTED) != 0;
 }

@@ -66,7 +66,8 @@ extern bool idemq_listener_begin(void);
 extern bool idemq_listener_told(void);
 extern void idemq_listeners_tell(uint64 process);
 extern void idemq_listener_interrupt(int32 session, int pid, int64 token);
-extern int64 idemq_listener_interrupted(void);
+extern void idemq_listener_run(int64 token);
+extern bool idemq_listener_interrupted(void);
 
 /*
  * worker_call.c
