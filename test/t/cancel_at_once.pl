@@ -1,7 +1,7 @@
 # A worker's process hears at once that one of its attempts is cancelled or taken back: whoever does it, whether the worker's
 # transaction holds the row or not, and if it is rolled back.  Nothing else wakes it.
 #
-# at least 91 assertions
+# at least 92 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -188,6 +188,7 @@ sql($node, q(CREATE ROLE regress_app LOGIN; CREATE SCHEMA app AUTHORIZATION regr
 	CREATE FUNCTION app.f(payload jsonb) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 	BEGIN
 		INSERT INTO app.done VALUES (payload::int);
+		PERFORM pg_advisory_xact_lock(7) WHERE payload::int = 3;
 		PERFORM pg_sleep(CASE WHEN payload::int = 1 THEN 3600 ELSE 0 END);
 	END $$));
 my $sleeps = "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
@@ -222,6 +223,18 @@ sql($node, "SELECT idemq.create_queue('h', lease => '1 h'); SELECT idemq.grant_q
 wait_until($node, $sleeps);
 begin_sql("SELECT idemq.drop_queue('h', force => true)");
 is_soon($node, "SELECT count(*) = 0 FROM idemq.queues WHERE name = 'h'", 'drop_queue ends a batch');
+$other->query('SELECT');
+# A job of a batch is marked before it runs.
+sql($node, "SELECT idemq.create_queue('h', lease => '1 h'); SELECT idemq.grant_queue('h', 'regress_app', 'claim');
+	SELECT idemq.enqueue_many('h', '{3,1}')");
+my $late = sql($node, "SELECT max(id) FROM idemq.jobs");
+$pulse->query_safe('SELECT pg_advisory_lock(7)');
+sql($node, "SET ROLE regress_app; SELECT idemq.set_handler('h', 'app.f(jsonb)', batch => 2)");
+wait_until($node, "SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted");
+begin_sql("SELECT idemq.cancel($late)");
+wait_until($node, "SELECT count(*) = 2 FROM pg_stat_activity WHERE wait_event_type = 'Lock'");
+$pulse->query_safe('SELECT pg_advisory_unlock(7)');
+is_soon($node, "SELECT status = 'cancelled' FROM idemq.jobs WHERE id = $late", 'its function ends as soon as it begins');
 $other->query('SELECT');
 
 # ---- What was told while it did not sleep; what another session has claimed
