@@ -58,7 +58,7 @@ typedef struct Listener
 {
 	pg_atomic_uint64 process; /* key of its process; 0: it does not listen; no lock */
 	pg_atomic_uint32 told;	  /* no lock */
-	pg_atomic_uint64 token; /* of the job that a handler's process is running; 0: none; no lock */
+	pg_atomic_uint64 token;	  /* of the job that a handler's process is running; 0: none; no lock */
 } Listener;
 
 /* In Listener.token: that attempt is being cancelled. */
@@ -166,8 +166,7 @@ idemq_listener_interrupt(int32 session, int pid, int64 token)
 	uint64 running = (uint64) token;
 
 	pg_memory_barrier();
-	if (pg_atomic_compare_exchange_u64(&listeners[session].token, &running,
-									   running | INTERRUPTED))
+	if (pg_atomic_compare_exchange_u64(&listeners[session].token, &running, running | INTERRUPTED))
 		(void) kill(pid, SIGUSR2);
 }
 
