@@ -92,8 +92,6 @@ idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *q
 		JobWrite write;
 		Outcome outcome;
 		Job job;
-		bool ends;
-		int64 token;
 
 		entry.queue = &queue;
 		entry.job_id = id;
@@ -106,19 +104,17 @@ idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *q
 		/* The write leaves nothing of the fetched row. */
 		if (entry.action != NULL && !job.row->tts_isnull[COL_KIND])
 			change_job_note(&entry, "kind", TextDatumGetCString(job.row->tts_values[COL_KIND]));
-		ends = (event == EVENT_CANCEL || event == EVENT_RELEASE) && job.status == JOB_RUNNING;
-		token = job.token;
-		/* The write may have to wait for the worker, so the worker is told first. */
-		if (ends && changer->wait != JOB_SKIPS)
-			idemq_pending_note_cancel(queue.id, id, token);
+		/*
+		 * The write may have to wait for the worker, so the worker is told first.  A call that does
+		 * not wait does not wake it: it would stop for a job that is then left as it is.
+		 */
+		if ((event == EVENT_CANCEL || event == EVENT_RELEASE) && job.status == JOB_RUNNING)
+			idemq_pending_note_cancel(queue.id, id, job.token, changer->wait != JOB_SKIPS);
 		write = idemq_transition(table, &job, &queue, event, &args, changer->wait);
 		if (write == JOB_LOCKED)
 			return OUTCOME_LOCKED;
 		if (write == JOB_WRITTEN)
 		{
-			/* A call that does not wait disturbs no worker whose job is then left as it is. */
-			if (ends && changer->wait == JOB_SKIPS)
-				idemq_pending_note_cancel(queue.id, id, token);
 			if (queue_id != NULL)
 				*queue_id = queue.id;
 			if ((event == EVENT_REDRIVE || event == EVENT_REDRIVE_GROUPED) &&

@@ -105,7 +105,7 @@ SQL_FUNCTION(idemq_sql_internal_mark_cancels)
 	for (int i = 0; i < count; i++)
 	{
 		if (leases[i].queue_id == queue_id && !leases[i].claiming)
-			idemq_pending_note_cancel(queue_id, leases[i].key.job_id, leases[i].token);
+			idemq_pending_note_cancel(queue_id, leases[i].key.job_id, leases[i].token, true);
 	}
 	PG_RETURN_VOID();
 }

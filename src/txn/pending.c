@@ -207,14 +207,15 @@ idemq_pending_note_end(QueueState *qstate, int32 queue_id, int64 job_id, int64 t
 
 /*
  * Notes that this transaction cancels the job of that token, and tells its worker
- * (shared/leases/lease_beat.c), before it waits for the job's row.
+ * (shared/leases/lease_beat.c), before it waits for the job's row.  at_once: whether the worker is
+ * woken as well.
  */
 void
-idemq_pending_note_cancel(int32 queue_id, int64 job_id, int64 token)
+idemq_pending_note_cancel(int32 queue_id, int64 job_id, int64 token, bool at_once)
 {
 	Action *action = pending_note(ACTION_CANCEL, NULL, queue_id, job_id);
 
-	if (idemq_lease_mark_cancel(job_id, token))
+	if (idemq_lease_mark_cancel(job_id, token, at_once))
 		action->token = token;
 }
 

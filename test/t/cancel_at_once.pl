@@ -124,9 +124,6 @@ $worker->query_safe("BEGIN; SELECT idemq.assert_current(id, token) FROM held WHE
 $asleep = listener();
 is_sql($node, "SELECT outcome FROM idemq.cancel_many(ARRAY[$one])", 'locked', 'cancel_many does not wait');
 is_asleep($asleep, 'so it does not wake the worker');
-$other->query_safe("BEGIN; SELECT idemq.cancel_many(ARRAY[$one])");
-is(beats(), 'current', 'and heartbeats find nothing while its transaction is open');
-$other->query_safe('COMMIT');
 $worker->query_safe('ROLLBACK');
 sql($node, "SELECT idemq.cancel($one)");
 answer($asleep);
@@ -188,6 +185,7 @@ sql($node, q(CREATE ROLE regress_app LOGIN; CREATE SCHEMA app AUTHORIZATION regr
 	CREATE FUNCTION app.f(payload jsonb) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 	BEGIN
 		INSERT INTO app.done VALUES (payload::int);
+		PERFORM pg_advisory_xact_lock(7) WHERE payload::int = 3;
 		PERFORM pg_sleep(CASE WHEN payload::int = 1 THEN 3600 ELSE 0 END);
 	END $$));
 my $sleeps = "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
@@ -222,6 +220,18 @@ sql($node, "SELECT idemq.create_queue('h', lease => '1 h'); SELECT idemq.grant_q
 wait_until($node, $sleeps);
 begin_sql("SELECT idemq.drop_queue('h', force => true)");
 is_soon($node, "SELECT count(*) = 0 FROM idemq.queues WHERE name = 'h'", 'drop_queue ends a batch');
+$other->query('SELECT');
+# A job of a batch is marked before it runs.
+sql($node, "SELECT idemq.create_queue('h', lease => '1 h'); SELECT idemq.grant_queue('h', 'regress_app', 'claim');
+	SELECT idemq.enqueue_many('h', '{3,1}')");
+my $late = sql($node, "SELECT max(id) FROM idemq.jobs");
+$pulse->query_safe('SELECT pg_advisory_lock(7)');
+sql($node, "SET ROLE regress_app; SELECT idemq.set_handler('h', 'app.f(jsonb)', batch => 2)");
+wait_until($node, "SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted");
+begin_sql("SELECT idemq.cancel($late)");
+wait_until($node, "SELECT count(*) = 2 FROM pg_stat_activity WHERE wait_event_type = 'Lock'");
+$pulse->query_safe('SELECT pg_advisory_unlock(7)');
+is_soon($node, "SELECT status = 'cancelled' FROM idemq.jobs WHERE id = $late", 'its function ends as soon as it begins');
 $other->query('SELECT');
 
 # ---- Attempts that end between two waits; jobs that another session has claimed

@@ -15,9 +15,8 @@
  * So it first counts itself in the entry of that attempt, wakes the session that holds the
  * lease, and tells the listener of its process (shared/waiters/listeners.c).  The worker's next
  * heartbeat, perhaps from another session, is told, and so is a caller of
- * idemq_lease_is_cancelled.  revoke_lease and drop_queue do the same.  The worker rolls back, and
- * the cancel has the row.  A commit is not refused: the first of the two to come has the row, as
- * ever.  cancel_many does not wait, so it does all this once it has written the row.
+ * idemq_lease_is_cancelled.  revoke_lease and drop_queue do the same.  The worker rolls back, and the cancel has the row.  A
+ * commit is not refused: the first of the two to come has the row, as ever.
  *
  *	 - The mark is of one (job, token).  It is no signal: a process that has gone on to
  *	   another job has another token, and is not met.  The latch only wakes the process, and
@@ -105,10 +104,10 @@ idemq_lease_hand_over(int64 job_id, int64 token, LeaseLoss loss)
 /*
  * Tells the worker of that token that an open transaction cancels its job, or takes it back.  Returns
  * false if there is no entry of that token, and so nothing to undo.  If several transactions do so,
- * the first tells the process.
+ * the first tells the process.  Without at_once, only a heartbeat finds the mark.
  */
 bool
-idemq_lease_mark_cancel(int64 job_id, int64 token)
+idemq_lease_mark_cancel(int64 job_id, int64 token, bool at_once)
 {
 	LWLock *lock;
 	Lease *lease = idemq_lease_lock_of(job_id, token, &lock);
@@ -119,10 +118,10 @@ idemq_lease_mark_cancel(int64 job_id, int64 token)
 	{
 		lease->cancels++;
 		lease->marked = true;
-		if (!lease->told)
+		if (at_once && !lease->told)
 			process = lease->process;
 		lease->told = process != 0 || lease->told;
-		if (idemq_lease_pid(lease) != 0 && lease->handler)
+		if (at_once && idemq_lease_pid(lease) != 0 && lease->handler)
 			idemq_listener_interrupt(lease->session, lease->pid, token);
 		else if (idemq_lease_pid(lease) != 0)
 			SetLatch(&GetPGProcByNumber(lease->session)->procLatch);
