@@ -253,12 +253,15 @@ SQL_FUNCTION(idemq_sql_publish)
 			idemq_queue_lock(binding->queue_id, AccessShareLock);
 			held = counts(&call, binding, &queue);
 		}
-		if (held && binding->queue_id == served)
-			;
-		else if (held && publish_add_job(&call, binding, &queue))
-			served = binding->queue_id;
-		else
+		if (!held)
 			skip(&call, binding);
+		else if (binding->queue_id != served)
+		{
+			if (publish_add_job(&call, binding, &queue))
+				served = binding->queue_id;
+			else
+				skip(&call, binding);
+		}
 		MemoryContextSwitchTo(old);
 		MemoryContextReset(job_context);
 	}

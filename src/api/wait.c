@@ -426,7 +426,7 @@ SQL_FUNCTION(idemq_sql_wait)
 
 /*
  * wait_for_room(queue text, jobs int, timeout interval, INOUT ready bool); 2D000, IQ005, IQ007,
- * 42501, 22004, 22023, 25006.
+ * 42501, 22004, 22023, 25006, 53400, 55000.
  */
 SQL_FUNCTION(idemq_sql_wait_for_room)
 {

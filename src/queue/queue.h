@@ -51,7 +51,7 @@ typedef char QueueName[IDEMQ_MAX_QUEUE_NAME + 1];
 	SETTING(expect_workers, BOOL, 0, 0)              /* false: having none is normal */            \
 	SETTING(rate_burst, LIMIT, 1, PG_INT32_MAX)      /* 0: rate_limit is exact (base/rates.c) */   \
 	SETTING(group_rate_burst, LIMIT, 1, PG_INT32_MAX)                                              \
-	SETTING(max_hold_back, INTERVAL, 0, 0)           /* 0: no worker may hold jobs back */ \
+	SETTING(max_hold_back, INTERVAL, 0, 0)           /* 0: no worker may hold jobs back */         \
 	SETTING(max_unfinished, LIMIT, 1, PG_INT32_MAX)  /* jobs that have not finished */             \
 	SETTING(group_max_unfinished, LIMIT, 1, 10000)   /* the same, in each group */
 

@@ -19,7 +19,8 @@
  * For queues without the limit, nothing is noted.  A transaction that wrote jobs before it knew of the
  * limit has not noted them; for other transactions, they count from its commit on.  When it asks for
  * room itself, job/group_room.c counts the jobs that it has added in the rows, and the note is corrected
- * here.  A rollback undoes the correction only together with rows, because the rows were written first.
+ * here.  A rollback that undoes these rows also undoes the correction, because the rows were written
+ * first.  If a rollback undoes only the correction, the next enqueue corrects the note again.
  *
  * A job that has room counts as coming until its row is written, because a trigger on idemq.jobs may
  * enqueue before that.
@@ -179,12 +180,17 @@ idemq_pending_group_room_take(const QueueState *qstate, const GroupRoomKey *key,
 	return true;
 }
 
-/* Gives back room that this subtransaction has just taken and does not need. */
+/*
+ * Gives back room that this subtransaction has just taken for jobs that will not be added.  Keeps what
+ * the transaction needs: a trigger on idemq.jobs may have enqueued meanwhile, and used that room.
+ */
 void
 idemq_pending_group_room_give_back(const GroupRoomKey *key, int64 jobs)
 {
 	RoomChange *change = change_of(key);
+	const RoomNote *note = change->note;
 
+	jobs = Min(jobs, Max(note->room - note->added - note->coming, 0));
 	change->room -= jobs;
 	change->note->room -= jobs;
 	idemq_group_room_give_back(key, jobs);

@@ -1,7 +1,7 @@
 # group_max_unfinished with several sessions: the limit is exact under load, in each forced order of steps, after a crash,
 # after the end of a session, with prepared transactions, and when the table of groups is full.
 # stops: group_room_asks group_room_taken before_commit idemq_pending_group_room_apply
-# at least 68 assertions
+# at least 71 assertions
 # expects in log: was terminated by signal 9
 
 use strict;
@@ -166,6 +166,29 @@ is_sql($node, $add, 'accepted', 'a prepared transaction that has not asked for r
 sql($node, "COMMIT PREPARED 'p'; $finish");
 is_state($node, $add, 'IQ007', 'it counts when it commits');
 is_sql($node, $taken, '0', 'no room is left over');
+
+# ---- A trigger uses the room that enqueue_many has taken for a job that turns out to be a duplicate
+
+fresh(3, 0);
+sql($node, q{SELECT idemq.enqueue('q', '1', 'k', group_key => 'g');
+	CREATE FUNCTION follow_up() RETURNS trigger LANGUAGE plpgsql AS $$
+	BEGIN
+		IF NEW.payload = '"first"' THEN
+			PERFORM idemq.enqueue('q', '"second"', group_key => 'g');
+		END IF;
+		RETURN NEW;
+	END $$;
+	CREATE TRIGGER follow_up BEFORE INSERT ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION follow_up()});
+{
+	my $holder = session($node);
+
+	is($holder->query_safe(q{BEGIN; SELECT string_agg(outcome::text, ' ' ORDER BY ord) FROM idemq.enqueue_many('q', '{1,"\"first\""}', keys => '{k,l}', group_keys => '{g,g}')}),
+		'duplicate accepted', 'one job is a duplicate, and the trigger adds another');
+	is_state($node, $add, 'IQ007', 'both new jobs have room until the transaction ends');
+	$holder->query_safe('COMMIT');
+	leave($holder);
+}
+is_sql($node, "$jobs; $taken; DROP TRIGGER follow_up ON idemq.jobs", "3\n0", 'the group is full, and no entry is left');
 
 # ---- A full table, of which a queue may use half
 
