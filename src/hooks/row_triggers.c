@@ -223,7 +223,8 @@ SQL_FUNCTION(idemq_sql_jobs_changed)
 		if (before->status == JOB_RUNNING &&
 			!(after != NULL && after->status == JOB_RUNNING && after->token == before->token &&
 			  after->queue_id == before->queue_id))
-			idemq_pending_note_end(qstate_of(before), before->queue_id, before->id, before->token);
+			idemq_pending_note_end(qstate_of(before), before->queue_id, before->id, before->token,
+								   true);
 	}
 	if (after != NULL)
 	{

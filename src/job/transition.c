@@ -418,7 +418,7 @@ transition_note(const Transition *transition, const Job *job, const QueueInfo *q
 
 	if (one_step || (job->status == JOB_RUNNING && transition->to != JOB_RUNNING))
 		idemq_pending_note_end(queue->qstate, queue->id, job->id,
-							   one_step ? args->token : job->token);
+							   one_step ? args->token : job->token, false);
 	else if (finishes)
 		idemq_pending_note_finished(queue->qstate, queue->id, job->id);
 	if (transition->told & TELL_LEASE)
