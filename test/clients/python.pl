@@ -22,7 +22,7 @@ local $ENV{IDEMQ_DSN} = "dbname=postgres user=postgres connect_timeout=60 target
 local $ENV{IDEMQ_SERVER_LOG} = $node->logfile;
 my @of_transactions = qw(batches cancel handler_connection job_timeout lost_answers lost_leases messages transactions);
 my @others = qw(drain flows handler_slots handlers hooks manual outside processes producers steps trace values worker_report);
-foreach ([ 'of transactions', 70, @of_transactions ], [ 'others', 92, @others ])
+foreach ([ 'of transactions', 72, @of_transactions ], [ 'others', 92, @others ])
 {
 	my ($name, $least, @subjects) = @$_;
 
