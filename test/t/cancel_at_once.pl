@@ -341,7 +341,7 @@ while ($left > 0)
 }
 cmp_ok($wakes, '<=', 900, '900 cancels wake the process at most 900 times, and none is lost');
 $other->query('SELECT');
-$listener->query_safe("CALL idemq.wait('q', '0')");
+$listener->query_safe("CALL idemq.wait(NULL, '0')");
 $asleep = waiter($node, $listen, $listener);
 is_asleep($_, 'but not the wait of another process, or of another role') foreach @others;
 is($pulse->query_safe("SELECT count(*) FROM idemq.heartbeat_many('{}', '{}', end_waits => ARRAY[$asleep->{pid}, $others[0]{pid}])"), 0,
