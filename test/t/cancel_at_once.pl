@@ -1,7 +1,7 @@
 # A worker's process is told at once that one of its attempts is cancelled or taken back: by each call that does so, whether or not
 # the worker's transaction holds the row, and even if the call is rolled back.  Nothing else wakes the process.
 #
-# at least 108 assertions
+# at least 109 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -225,6 +225,14 @@ sql($node, q(CREATE FUNCTION app.cancels(payload jsonb) RETURNS void LANGUAGE pl
 $id = sql($node, "SELECT (idemq.enqueue('own', '4', key => 'k')).id");
 is_soon($node, "SELECT status = 'cancelled' AND attempt = 1 FROM idemq.jobs WHERE id = $id", 'a function can cancel its own job');
 is_sql($node, 'SELECT * FROM app.done', 4, 'and its effect is committed');
+sql($node, q(SELECT idemq.grant_queue('own', 'regress_app', 'admin');
+	CREATE OR REPLACE FUNCTION app.cancels(payload jsonb) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+	BEGIN
+		PERFORM idemq.drop_queue('own', force => true);
+		PERFORM pg_sleep(0);
+	END $$));
+sql($node, "SELECT idemq.enqueue('own', '5')");
+is_soon($node, "SELECT count(*) = 0 FROM idemq.queues WHERE name = 'own'", 'and drop its own queue');
 foreach my $batch (1, 10)
 {
 	sql($node, "SELECT idemq.create_queue('h$batch', lease => '1 h'); SELECT idemq.grant_queue('h$batch', 'regress_app', 'claim'); TRUNCATE app.done;

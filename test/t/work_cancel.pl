@@ -1,6 +1,6 @@
 # idemq-work is told at once that a job is cancelled or taken back.  Leases last for an hour, so no heartbeat is due.
 #
-# at least 38 assertions
+# at least 42 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -93,10 +93,19 @@ my $ends_itself = q[if [ -n "$IDEMQ_KIND" ]; then echo "$IDEMQ_KIND" | psql -XAt
 		unlike(slurp_file($runner->{err}), qr/q $id/, 'and nothing is said about it');
 		sql($node, "SELECT idemq.cancel($id)");
 	}
+	kill 'TERM', $runner->{pid};
+	my ($status) = ended($runner);
+	is($status, 0, 'the runner ends');
+}
 
-	# A runner that drains still listens.
-	my ($id, $pid) = begun();
+# A runner that drains still listens, whether or not it has a free slot.
+foreach my $slots (2, 3)
+{
+	my $runner = start_runner($dsn, '-j', $slots, '--', 'sh', '-c', $program);
+	my ($id) = begun();
 	my ($second) = begun();
+
+	wait_until($node, $listens);
 	kill 'TERM', $runner->{pid};
 	until_said($runner, qr/stopping: 2 programs have 30 s to finish/);
 	foreach my $job ($id, $second)
@@ -105,7 +114,7 @@ my $ends_itself = q[if [ -n "$IDEMQ_KIND" ]; then echo "$IDEMQ_KIND" | psql -XAt
 		until_said($runner, qr/^idemq-work: q $job: the job (?:was|is being) cancelled, so the program is being stopped$/m);
 	}
 	my ($status, $said) = ended($runner);
-	is($status, 0, 'a runner that drains learns of a cancel at once, and ends');
+	is($status, 0, "$slots slots: a runner that drains learns of a cancel at once, and ends");
 	is_sql($node, "SELECT string_agg(status::text, ' ') FROM idemq.jobs WHERE id IN ($id, $second)", 'cancelled cancelled', 'its jobs are cancelled');
 	is_soon($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'idemq-work'", 'it leaves no session behind');
 }

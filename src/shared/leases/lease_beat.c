@@ -15,8 +15,8 @@
  * So it first counts itself in the entry of that attempt, wakes the session that holds the
  * lease, and tells the listener of its process (shared/waiters/listeners.c).  The worker's next
  * heartbeat, perhaps from another session, is told, and so is a caller of
- * idemq_lease_is_cancelled.  revoke_lease and drop_queue do the same.  The worker rolls back, and the cancel has the row.  A
- * commit is not refused: the first of the two to come has the row, as ever.
+ * idemq_lease_is_cancelled.  revoke_lease and drop_queue do the same.  The worker rolls back, and the
+ * cancel has the row.  A commit is not refused: the first of the two to come has the row, as ever.
  *
  *	 - The mark is of one (job, token).  It is no signal: a process that has gone on to
  *	   another job has another token, and is not met.  The latch only wakes the process, and
@@ -122,7 +122,11 @@ idemq_lease_mark_cancel(int64 job_id, int64 token, bool at_once)
 			process = lease->process;
 		lease->told = process != 0 || lease->told;
 		if (at_once && idemq_lease_pid(lease) != 0 && lease->handler)
-			idemq_listener_interrupt(lease->session, lease->pid, token);
+		{
+			/* A function that drops its own queue does not interrupt itself. */
+			if (lease->session != IDEMQ_MY_PROC_NUMBER)
+				idemq_listener_interrupt(lease->session, lease->pid, token);
+		}
 		else if (idemq_lease_pid(lease) != 0)
 			SetLatch(&GetPGProcByNumber(lease->session)->procLatch);
 	}
