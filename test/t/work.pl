@@ -277,7 +277,7 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	kill 'TERM', $runner->{pid};
 	until_said($runner, qr/stopping: 1 programs have 30 s to finish/);
 	my $next = enqueue('2');
-	wait_until($node, 'SELECT count(*) = 0 FROM pg_stat_activity WHERE ' . asleep());
+	wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE query LIKE 'CALL idemq.wait(NULL%' AND " . asleep());
 	open_gate('drained');
 	($status, $said) = ended($runner);
 	is($status, 0, 'a runner that was told to end ends with 0');
