@@ -81,6 +81,18 @@ COMMENT ON FUNCTION idemq.parents(bigint)
 - The list includes results from queues on which you hold no privilege, as they were when the job was unblocked, because the role that enqueued the job was allowed to read them.
 - status is NULL if the parent was completed and deleted (retention 0), or was claimed again and you hold no privilege on its queue.';
 
+CREATE FUNCTION idemq.add_parents(child bigint, parents bigint[], id bigint, token bigint)
+	RETURNS TABLE (parent bigint, outcome idemq.outcome)
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_add_parents';
+COMMENT ON FUNCTION idemq.add_parents(bigint, bigint[], bigint, bigint)
+	IS 'Make a child of your running job wait for further parents. Pass the child, the ids of the new parents, and the id and token of the running job. Call it in any transaction while the job is running, at the latest in the one that commits the job, before idemq.commit. Returns one row per parent, ordered by id. Requires claim on the running job''s queue, enqueue on the child''s queue, and any privilege on the parents'' queues.
+- added: the child waits for this parent if this transaction commits. A parent that has finished counts as it does in depends_on.
+- already: the job was already a parent of the child
+- locked: not added, because another open transaction holds the running job or is deleting the parent or the child; roll back and try again
+- Raises 22023 if a parent is not newer than the running job, or if it waits for parents and was not enqueued by this transaction.
+- Raises 55000 if the child does not wait for the running job.
+- Raises IQ001 (stale token), IQ002 (no such job) or IQ006 (already committed).';
+
 CREATE FUNCTION idemq.enqueue_graph(jobs jsonb)
 	RETURNS TABLE (name text, id bigint, outcome idemq.outcome, status idemq.status)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';

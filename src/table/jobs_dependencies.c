@@ -18,6 +18,47 @@
  * cancelled when the child was enqueued, or what it was when SQL deleted it (purge, drop_queue,
  * a DBA).
  *
+ * Flows that grow.  While a job P runs, its holder may make a child C of P wait for further parents:
+ * idemq.add_parents (job/add_parents.c).  Call A the transaction that adds parent X.  A locks the
+ * row of P FOR SHARE, so what ends the attempt comes after A, or is A itself.
+ *
+ * waits_for need not move.  A adds X only if C waits and waits_for is P's id or less, and X's id is
+ * above P's.  So X is behind the parent that C watches, and the next look that passes P comes to X.
+ * Could a look pass P without seeing X?  A look passes P only if its snapshot shows P as done.  If
+ * that is the end of the attempt that A holds, the end is not visible before A is, and the snapshot
+ * shows A's rows as well.  So one snapshot shows the end of P and all parents that were added while P
+ * ran, whatever is rolled back: with A (or its savepoint), A's rows go together with its lock of P.
+ * The other case: P was done before, by an earlier run (it has a key, and was run again; or it was
+ * dead or cancelled, the child says run, and P was brought back).  A look that has seen that
+ * earlier end may be open when A comes.  Each look that moves a watch or releases a child owns the
+ * child's mark (shared/groups/groups.c) from before its snapshot until its own end is visible.  So
+ * for such a P, A first holds P, then asks whether anybody owns the mark, and only then takes the
+ * snapshot by which it reads C's rows.  If the mark is owned, A answers locked and adds nothing.  If it
+ * is not, each look is over, and the snapshot shows what it did: C is released, or watches a
+ * later parent, and A raises 55000; or the look's snapshot is still to come, and shows P running.  If A
+ * itself has brought P back, others still see P as done, so A raises 55000.
+ *
+ * So C cannot start in between: not before A ends, because P is not done; and not after A, because X
+ * is in the way.  Nor is C forgotten.  What releases C is the end of P, then that of X, and each is
+ * followed as if X had been there from the start (shared/groups/dependencies.c: A sets the bits of X
+ * and C before it writes the row, like an enqueue).  A marks C at its commit, as an enqueue does: X may
+ * have failed before A was visible.
+ *
+ * No circle can be closed.  Call a job a source if it has no row in idemq.children: it waits for no
+ * parent.  A job gets that row only with its enqueue, and keeps it while it waits or may wait again.
+ * So a source remains a source, and add_parents gives it no parents.  X must be a source, or a job
+ * that A has enqueued, whose parents again are sources or jobs that A has enqueued, and so on.  A
+ * reads all ancestors of X and refuses X if C is among them.  No other transaction can give parents to
+ * any of these ancestors: sources never get any, and the others are not visible to it.  So A has seen
+ * every path that leads up from X, and none leads to C.  This holds for each edge at the moment at
+ * which it is written, so two calls at once close no circle either: neither can be on a path that the
+ * other has not seen.  Whether A itself has enqueued a job is read by a snapshot of before A's first
+ * write, which does not show the job.
+ *
+ * Two transactions may add parents to one child at once, since neither writes a row that the other
+ * writes.  If both add the same parent, the second one finds the first one's row in doubt and
+ * answers locked.
+ *
  * A look at a child goes by the snapshot of the jobs table that the caller has open, like its fetch
  * of the child's own row: it reads all by one snapshot.  Reads go by index and row
  * (table/jobs_dependencies_scan.c), so none reads more than it has to, whatever statistics say.
@@ -227,6 +268,34 @@ idemq_dependency_failed_parent(JobsTable *table, int64 child, DependencyParent *
 	}
 	idemq_dependency_scan_close(&edge);
 	return found;
+}
+
+/*
+ * Reads what a child waits for, by a snapshot, without its parents: its row in idemq.children.  False
+ * when it waits for no parent.
+ */
+bool
+idemq_dependency_child(Snapshot snapshot, int64 child, DependencyLook *look)
+{
+	return idemq_dependencies_exist() && read_child(snapshot, child, look);
+}
+
+/* Returns whether a job has that parent, also by a row that another transaction has not committed. */
+DependencyRow
+idemq_dependency_row(int64 child, int64 parent)
+{
+	DependencyRow row = DEPENDENCY_NONE;
+	SnapshotData dirty;
+	DependencyScan edge;
+
+	InitDirtySnapshot(dirty);
+	idemq_dependency_scan_open(&edge, EDGES_BY_CHILD, &dirty);
+	idemq_dependency_scan_from(&edge, child, parent);
+	if (idemq_dependency_scan_next(&edge) &&
+		idemq_dependency_scan_int64(&edge, EDGE_PARENT) == parent)
+		row = TransactionIdIsValid(dirty.xmin) ? DEPENDENCY_IN_DOUBT : DEPENDENCY_THERE;
+	idemq_dependency_scan_close(&edge);
+	return row;
 }
 
 /* Returns the queue of a job; false when there is no such job. */

@@ -179,6 +179,31 @@ idemq_jobs_is_own(const Job *job)
 	return TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(&header));
 }
 
+/*
+ * Fetches a job as it was before the first command of this transaction, by the latest snapshot: as
+ * others see it.  False for a job that this transaction itself has enqueued.
+ */
+bool
+idemq_jobs_fetch_before(JobsTable *table, int64 id, Job *job)
+{
+	Relation pkey = index_open(idemq_jobs_primary_key(table->rel), AccessShareLock);
+	SnapshotData before = *table->snapshot;
+	IndexScanDesc scan;
+	ScanKeyData key;
+	bool found;
+
+	before.curcid = FirstCommandId;
+	scan = compat_index_beginscan(table->rel, pkey, &before, 1);
+	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(id));
+	index_rescan(scan, &key, 1, NULL, 0);
+	found = index_getnext_slot(scan, ForwardScanDirection, table->row);
+	if (found)
+		idemq_jobs_decode(table->row, job);
+	index_endscan(scan);
+	idemq_jobs_index_close(table, pkey);
+	return found;
+}
+
 /* Returns whether this transaction itself has deleted a fetched version. */
 static bool
 is_deleted_here(const Job *job)

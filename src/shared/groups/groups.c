@@ -319,6 +319,23 @@ idemq_groups_know(const QueueState *qstate, const GroupKey *key)
 	return known;
 }
 
+/*
+ * Returns whether a session owns a group or a mark.  If not, each owner so far has ended visibly,
+ * and the next one takes its snapshot after this call.
+ */
+bool
+idemq_group_is_owned(const GroupKey *key)
+{
+	const GroupEntry *group;
+	bool owned;
+
+	LWLockAcquire(&groups_shared->lock, LW_SHARED);
+	group = groups_find(key);
+	owned = group != NULL && group->promoter != NOBODY;
+	LWLockRelease(&groups_shared->lock);
+	return owned;
+}
+
 /* Asks for a scan of all groups of a queue, its children, or both, at once or later.  Lock held. */
 void
 idemq_group_queue_want_scan(GroupQueue *queue, uint32 what, bool later)
