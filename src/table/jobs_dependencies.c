@@ -38,6 +38,8 @@
  * later parent, and A raises 55000; or the look's snapshot is still to come, and shows P running.  If A
  * itself has brought P back, others still see P as done, so A raises 55000.
  *
+ *		Model: test/model/add_parents.pml.
+ *
  * So C cannot start in between: not before A ends, because P is not done; and not after A, because X
  * is in the way.  Nor is C forgotten.  What releases C is the end of P, then that of X, and each is
  * followed as if X had been there from the start (shared/groups/dependencies.c: A sets the bits of X
