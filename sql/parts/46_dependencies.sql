@@ -15,7 +15,7 @@ CREATE TABLE idemq.dependencies (
 	autovacuum_vacuum_cost_delay = 0,
 	vacuum_truncate = off
 );
-COMMENT ON TABLE idemq.dependencies IS 'one row per pair of child and parent. The parent is a job on which the child depends (depends_on). A row exists as long as its child does. Row-level security restricts the rows to children in queues that the role may claim from or administer.';
+COMMENT ON TABLE idemq.dependencies IS 'one row per pair of child and parent. The parent is a job on which the child depends (depends_on, add_parents). A row exists as long as its child does. Row-level security restricts the rows to children in queues that the role may claim from or administer.';
 COMMENT ON COLUMN idemq.dependencies.child IS 'id of the job that waits';
 COMMENT ON COLUMN idemq.dependencies.parent IS 'id of the job that the child waits for';
 COMMENT ON COLUMN idemq.dependencies.queue_id IS 'numeric id of the child''s queue';

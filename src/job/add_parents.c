@@ -49,13 +49,13 @@ typedef struct Ancestors
 static bool
 hold_job(JobsTable *table, const ParentsCall *call, Attempt *attempt)
 {
-	Outcome outcome =
-		idemq_attempt_try_lock(table, call->id, call->token, LockTupleShare, attempt);
+	Outcome outcome = idemq_attempt_try_lock(table, call->id, call->token, LockTupleShare, attempt);
 	QueueInfo queue;
 	Job job;
 
 	if (outcome == OUTCOME_NOT_FOUND && idemq_jobs_fetch(table, call->id, &job) &&
-		job_is_attempt(&job, call->token) && idemq_queue_allows(job.queue_id, PRIVILEGE_ALL, &queue))
+		job_is_attempt(&job, call->token) &&
+		idemq_queue_allows(job.queue_id, PRIVILEGE_ALL, &queue))
 		idemq_queue_denied(queue.name, PRIVILEGE_CLAIM);
 	if (outcome == OUTCOME_LOCKED)
 		idemq_attempt_raise_cancelled(attempt);
@@ -87,8 +87,7 @@ read_child(JobsTable *table, const ParentsCall *call, Job *child, DependencyLook
 	/* If this transaction itself has brought the job back, others still see it as finished. */
 	if (idemq_jobs_fetch_before(table, call->id, &before) && job_status_is_finished(before.status))
 		refuse_child(call);
-	if (!idemq_dependency_child(table->snapshot, call->child, look) ||
-		look->waits_for > call->id ||
+	if (!idemq_dependency_child(table->snapshot, call->child, look) || look->waits_for > call->id ||
 		idemq_dependency_row(call->child, call->id) != DEPENDENCY_THERE ||
 		!idemq_jobs_fetch(table, call->child, child) || child->status != JOB_BLOCKED ||
 		job_has(child, COL_GROUP_KEY))
@@ -105,7 +104,8 @@ need_enqueue(const ParentsCall *call, const QueueInfo *queue)
 		idemq_queue_denied(queue->name, PRIVILEGE_ENQUEUE);
 	ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 			errmsg("permission denied for the queue of job %lld", (long long) call->child),
-			errhint("Ask an administrator of the child's queue to grant you the privilege enqueue."));
+			errhint(
+				"Ask an administrator of the child's queue to grant you the privilege enqueue."));
 }
 
 /*
@@ -130,7 +130,6 @@ hold_child(JobsTable *table, const ParentsCall *call, bool ran_before, QueueInfo
 			idemq_dependency_key(&key, child.queue_id, DEPENDENCY_CHILD, call->child);
 			if (idemq_group_is_owned(&key))
 				return false;
-			IDEMQ_STOP("idemq_add_parents_asked");
 			/* Read it again, by a younger snapshot. */
 			idemq_jobs_refresh(table);
 			read_child(table, call, &child, &look);
@@ -151,12 +150,13 @@ hold_child(JobsTable *table, const ParentsCall *call, bool ran_before, QueueInfo
 pg_noreturn static void
 refuse_parent(const ParentsCall *call, int64 parent, const char *why)
 {
-	ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-			errmsg("job %lld cannot be added as a parent of job %lld because it %s",
-				   (long long) parent, (long long) call->child, why),
-			errhint("Add jobs that do not wait for parents and were enqueued since job %lld was, or "
-					"jobs that this transaction has enqueued.",
-					(long long) call->id));
+	ereport(
+		ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+		errmsg("job %lld cannot be added as a parent of job %lld because it %s", (long long) parent,
+			   (long long) call->child, why),
+		errhint("Add jobs that do not wait for parents and were enqueued since job %lld was, or "
+				"jobs that this transaction has enqueued.",
+				(long long) call->id));
 }
 
 /* Adds a job to those to be looked at, unless it was. */
@@ -215,8 +215,9 @@ check_parent(JobsTable *table, const ParentsCall *call, Ancestors *ancestors, in
 	if (parent == call->child)
 		refuse_parent(call, parent, "is that job");
 	if (parent <= call->id)
-		refuse_parent(call, parent, parent == call->id ? "is the running job"
-													   : "was enqueued before the running job");
+		refuse_parent(call, parent,
+					  parent == call->id ? "is the running job"
+										 : "was enqueued before the running job");
 	if (!idemq_parent_hold(table, "parents", parent, JOB_SKIPS, queue, &job))
 		return OUTCOME_LOCKED;
 	row = idemq_dependency_row(call->child, parent);
@@ -244,8 +245,7 @@ add_all(JobsTable *table, ParentsCall *call, const QueueInfo *queue)
 	/* Before any row is written, as at an enqueue. */
 	idemq_dependency_note(queue->qstate, call->child);
 	for (int i = 0; i < call->count; i++)
-		call->outcomes[i] =
-			check_parent(table, call, &ancestors, call->parents[i], &last, &more);
+		call->outcomes[i] = check_parent(table, call, &ancestors, call->parents[i], &last, &more);
 	hash_destroy(ancestors.seen);
 	if (more.count == 0)
 		return;
@@ -267,14 +267,14 @@ idemq_add_parents(ParentsCall *call)
 	if (call->count > 0)
 	{
 		qsort(call->parents, call->count, sizeof(int64), idemq_compare_int64);
-		call->count =
-			(int) qunique(call->parents, call->count, sizeof(int64), idemq_compare_int64);
+		call->count = (int) qunique(call->parents, call->count, sizeof(int64), idemq_compare_int64);
 	}
 	idemq_jobs_open(&table);
 	/* Only a job with a key can have completed and run again, and it then has a history. */
 	if (hold_job(&table, call, &attempt) &&
 		hold_child(&table, call,
-				   job_has(&attempt.job, COL_KEY) && (attempt.job.flags & JOB_HISTORY) != 0, &queue))
+				   job_has(&attempt.job, COL_KEY) && (attempt.job.flags & JOB_HISTORY) != 0,
+				   &queue))
 		add_all(&table, call, &queue);
 	else
 		for (int i = 0; i < call->count; i++)

@@ -127,7 +127,6 @@ idemq_dependencies_add_more(const NewDependencies *depends)
 					  idemq_int8_array(depends->parents, depends->count),
 					  idemq_int8_array(depends->failures, depends->failed)};
 
-	IDEMQ_STOP("idemq_dependencies_add_more");
 	(void) dependencies_write_run(&add_parents, values);
 }
 

@@ -125,6 +125,8 @@ BEGIN;
 SELECT add('sum', 'new', ARRAY[id_of('list')]) > 0, add('page', 'x', ARRAY[id_of('new')]) > 0, add('page', 'y', ARRAY[id_of('x')]) > 0;
 SELECT try('list', 'new', 'x'), try('list', 'new', 'y'), try('list', 'new', 'old');
 ROLLBACK;
+-- The depth of a job that was added counts for its child, which is older.
+SELECT trim('"' FROM j.payload::text) AS job, f.depth FROM idemq.flow_jobs(id_of('sum')) f JOIN idemq.jobs j USING (id) ORDER BY id;
 SELECT done('list'), take('page');
 SELECT done('a'), done('old'), take('page');
 SELECT done('b'), take('page');
