@@ -96,7 +96,7 @@ my $session = session($node);
 $session->query("BEGIN; SELECT grow('killed list', 'killed sum', 'killed a'); SELECT done('killed list')");
 sql($node, "SELECT pg_terminate_backend($session->{backend})");
 is_soon($node, "SELECT count(*) FROM pg_stat_activity WHERE pid = $session->{backend}", 0, 'the session has ended');
-$session->quit;
+leave($session);
 is_sql($node, "SELECT status('killed list'), grow('killed list', 'killed sum', 'killed b')", 'running|added', 'the list runs, and what the session has added is gone');
 is_sql($node, "SELECT grow('crash list', 'crash sum', 'crash a', 'crash b')", 'added added', 'two pages are added');
 crash($node);
@@ -105,6 +105,9 @@ is_soon($node, "SELECT string_agg(key, ', ' ORDER BY key) FROM idemq.children c 
 sql($node, "SELECT take(p) FROM unnest('{crash a,crash b,killed b}'::text[]) p; SELECT done(p) FROM unnest('{crash a,crash b,killed b}'::text[]) p");
 status_soon($_, 'pending', "$_: its pages are done") foreach 'crash sum', 'killed sum';
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
+# The library as it ships, without stop points.
+shipped($node);
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean with the shipped library');
 
 $node->stop;
 done_testing();
