@@ -85,7 +85,9 @@ CREATE FUNCTION idemq.add_parents(child bigint, parents bigint[], id bigint, tok
 	RETURNS TABLE (parent bigint, outcome idemq.outcome)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_add_parents';
 COMMENT ON FUNCTION idemq.add_parents(bigint, bigint[], bigint, bigint)
-	IS 'Make a child of your running job wait for further parents. Pass the child, the ids of the new parents, and the id and token of the running job. Call it in any transaction while the job is running, at the latest in the one that commits the job, before idemq.commit. Returns one row per parent, ordered by id. Requires claim on the running job''s queue, enqueue on the child''s queue, and any privilege on the parents'' queues.
+	IS 'Make a child of the running job with this id and token wait for further parents. Returns one row per parent. Requires claim on the job''s queue, and enqueue on the child''s queue.
+- Call it while the job is running, at the latest in the transaction that commits the job, before idemq.commit.
+- You need any privilege on the parents'' queues.
 - added: the child waits for this parent if this transaction commits. A parent that has finished counts as it does in depends_on.
 - already: the job was already a parent of the child
 - locked: not added, because another open transaction holds the running job or is deleting the parent or the child; roll back and try again

@@ -247,6 +247,8 @@ add_all(JobsTable *table, ParentsCall *call, const QueueInfo *queue)
 	for (int i = 0; i < call->count; i++)
 		call->outcomes[i] = check_parent(table, call, &ancestors, call->parents[i], &last, &more);
 	hash_destroy(ancestors.seen);
+	if (ancestors.stack != NULL)
+		pfree(ancestors.stack);
 	if (more.count == 0)
 		return;
 	idemq_pending_dependency_note_blocked(queue->qstate, queue->id, call->child);
