@@ -5,7 +5,8 @@
  * by statements that are short and waited for; `waiter` sleeps in CALL idemq.wait_any, and is
  * read in the loop, so that a wait holds up nothing.  It waits only when there is a free slot
  * and the last claim has found less than was asked for: a runner that is busy takes no wake-up
- * from one that is not.  Every other process is a program, or the keeper (keeper.c).
+ * from one that is not.  A runner that is busy listens on it: the server ends the wait when an
+ * attempt is cancelled or taken back, and heartbeats say which.  Every other process is a program, or the keeper (keeper.c).
  *
  * Nothing is claimed for a slot that cannot take a job now (ready).
  *
@@ -50,6 +51,9 @@
 #define POOLED_WAIT_MS 3000
 #define WAIT_ENDS 3500
 
+/* Milliseconds that a job runs before a busy runner listens, so that short jobs cost nothing extra. */
+#define LISTEN_AFTER 10
+
 /* After an error of a claim or a wait. */
 #define ERROR_PAUSE 5000
 
@@ -81,6 +85,9 @@ static struct server waiter = {.name = "server, for waiting"};
 static bool look = true; /* there may be jobs to be claimed */
 static bool claimed_once;
 static bool waiting;
+static bool listening;	  /* the wait is not for work, but only for what ends an attempt */
+static bool listen_ended; /* the server was asked to end it */
+static bool hinted;		  /* an attempt may have ended: heartbeats are due */
 static int64_t wait_end;
 static int64_t work_claim_at;		 /* not before */
 static int64_t gather_until = NEVER; /* commits wait for others */
@@ -155,11 +162,15 @@ work_beat(void)
 	int count = 0;
 
 	for (int i = 0; i < options.jobs; i++)
+		due |= hinted && job_holds(&jobs[i]);
+	hinted = due;
+	for (int i = 0; i < options.jobs; i++)
 		due |= job_holds(&jobs[i]) &&
 			   (now >= jobs[i].beat_at || work.connections != seen || work.conn == NULL);
 	if (!due || !server_ready(&work))
 		return;
 	seen = work.connections;
+	hinted = false;
 	ids = memory(NULL, (size_t) options.jobs * sizeof(*ids));
 	tokens = memory(NULL, (size_t) options.jobs * sizeof(*tokens));
 	for (int i = 0; i < options.jobs; i++)
@@ -178,7 +189,8 @@ work_beat(void)
 	now = now_ms();
 	result = server_ask(
 		&work,
-		"SELECT token, outcome FROM idemq.heartbeat_many($1::bigint[], $2::bigint[], $3::interval)",
+		"SELECT token, outcome FROM idemq.heartbeat_many($1::bigint[], $2::bigint[], $3::interval,"
+		" end_waits => '{}')",
 		3, params);
 	if (result != NULL && PQresultStatus(result) != PGRES_TUPLES_OK)
 		say("heartbeat: %s", PQresultErrorMessage(result));
@@ -309,13 +321,36 @@ work_settle(void)
 	PQclear(result);
 }
 
+/* Begins a wait for a job of these queues; NULL: only for what ends an attempt. */
+static void
+send_wait(const char *queues)
+{
+	char length[32];
+	const char *params[2] = {length, queues};
+	int64_t ms = WAIT_MS;
+
+	if (!waiter.own)
+		ms = POOLED_WAIT_MS;
+	if (waiter.patience > 0)
+		ms = sooner(ms, waiter.patience * 8 / 10);
+	snprintf(length, sizeof(length), "%lld ms", (long long) ms);
+	if (!PQsendQueryParams(waiter.conn,
+						   queues != NULL ? "CALL idemq.wait_any($2::text[], $1::interval)"
+										  : "CALL idemq.wait(NULL, $1::interval)",
+						   queues != NULL ? 2 : 1, NULL, params, NULL, NULL, 0))
+	{
+		server_lost(&waiter, PQerrorMessage(waiter.conn));
+		return;
+	}
+	waiting = true;
+	listening = queues == NULL;
+	listen_ended = false;
+	wait_end = now_ms() + ms + WAIT_PATIENCE;
+}
+
 static void
 begin_wait(void)
 {
-	char length[32];
-	const char *params[2] = {options.queues, length};
-	int64_t ms = WAIT_MS;
-
 	if (!server_ready(&waiter))
 	{
 		/* Without it, look from time to time. */
@@ -323,19 +358,49 @@ begin_wait(void)
 		work_claim_at = waiter.retry_at;
 		return;
 	}
-	if (!waiter.own)
-		ms = POOLED_WAIT_MS;
-	if (waiter.patience > 0)
-		ms = sooner(ms, waiter.patience * 8 / 10);
-	snprintf(length, sizeof(length), "%lld ms", (long long) ms);
-	if (!PQsendQueryParams(waiter.conn, "CALL idemq.wait_any($1::text[], $2::interval)", 2, NULL,
-						   params, NULL, NULL, 0))
+	send_wait(options.queues);
+}
+
+/* When to begin to listen for the end of an attempt, because no wait for work does; NEVER: not now. */
+static int64_t
+listen_at(void)
+{
+	int64_t at = NEVER;
+
+	if (waiting || work_draining || gave_up || (ready_slots(false) > 0 && !options.once) ||
+		(waiter.conn != NULL && !waiter.hears))
+		return NEVER;
+	for (int i = 0; i < options.jobs; i++)
 	{
-		server_lost(&waiter, PQerrorMessage(waiter.conn));
-		return;
+		if (jobs[i].running)
+			at = sooner(at, jobs[i].begun_at + LISTEN_AFTER);
 	}
-	waiting = true;
-	wait_end = now_ms() + ms + WAIT_PATIENCE;
+	return at == NEVER || waiter.conn != NULL ? at : later(at, waiter.retry_at);
+}
+
+static void
+begin_listening(void)
+{
+	if (server_ready(&waiter) && waiter.hears)
+		send_wait(NULL);
+}
+
+/* Ends the wait in which the runner listens.  The loop reads its result. */
+static void
+end_listening(void)
+{
+	char pid[16];
+	const char *values[] = {pid};
+
+	if (!waiting || !listening || listen_ended || work.conn == NULL)
+		return;
+	snprintf(pid, sizeof(pid), "%d", PQbackendPID(waiter.conn));
+	PQclear(server_ask(&work,
+					   "SELECT outcome FROM idemq.heartbeat_many('{}', '{}', NULL,"
+					   " end_waits => ARRAY[$1::int])",
+					   1, values));
+	listen_ended = true;
+	wait_end = sooner(wait_end, now_ms() + WAIT_PATIENCE);
 }
 
 static void
@@ -346,7 +411,10 @@ wait_is_lost(const char *why)
 	look = true;
 }
 
-/* Reads what the waiter has; its answer, whatever it is, is a reason to look. */
+/*
+ * Reads what the waiter has; its answer, whatever it is, is a reason to look.  If there is no work, an
+ * attempt may have ended.
+ */
 static void
 read_waiter(void)
 {
@@ -361,9 +429,11 @@ read_waiter(void)
 
 		if (result == NULL)
 		{
+			look = look || !listening;
 			waiting = false;
-			look = true;
 		}
+		else if (PQresultStatus(result) == PGRES_TUPLES_OK)
+			hinted = hinted || (waiter.hears && strcmp(PQgetvalue(result, 0, 0), "t") != 0);
 		else if (PQresultStatus(result) == PGRES_FATAL_ERROR && server_gone(&waiter, result))
 			wait_is_lost(PQresultErrorMessage(result));
 		else if (PQresultStatus(result) == PGRES_FATAL_ERROR)
@@ -505,10 +575,14 @@ round_of_work(void)
 			gave_up = true;
 		busy = busy_slots();
 	}
+	if (now_ms() >= listen_at())
+		begin_listening();
 	if (options.once && executor_lost && busy == 0)
 		gave_up = true;
 	if (options.once)
 		return busy > 0 || (look && !gave_up);
+	if (!look && listening && ready_slots(false) > 0)
+		end_listening();
 	if (!look && !waiting && ready_slots(false) > 0 && now_ms() >= work_claim_at)
 		begin_wait();
 	return true;
@@ -535,6 +609,7 @@ next_round(void)
 	}
 	if (waiting)
 		next = sooner(next, wait_end);
+	next = sooner(next, listen_at());
 	if (!work_draining && ready_slots(false) > 0 &&
 		(look ? work.conn == NULL || !slots_awaited() : !waiting))
 		next = sooner(next, later(server_at, work_claim_at));
@@ -641,6 +716,7 @@ main(int argc, char **argv)
 	job_make_sql();
 	executor_fds = executor->open();
 	server_wait = serve_meanwhile;
+	server_process = report_process();
 	fds = memory(NULL, (OWN_FDS + (size_t) executor_fds) * sizeof(*fds));
 	server_of_cluster = slots_fd >= 0;
 	while (round_of_work())
@@ -651,6 +727,7 @@ main(int argc, char **argv)
 		serve(fds);
 	}
 	report_worker(&work, jobs, true);
+	end_listening();
 	server_close(&waiter);
 	server_close(&work);
 	executor->close();

@@ -127,7 +127,7 @@ job_begin(struct job *job, const PGresult *result, int row, int64_t asked_at)
 bool
 job_holds(const struct job *job)
 {
-	return job->id != NULL && job->ending != LEASE_LOST && !job->done;
+	return job->id != NULL && job->ending != LEASE_LOST && job->ending != CANCELLED && !job->done;
 }
 
 static void
@@ -147,6 +147,12 @@ job_heard(struct job *job, const char *outcome, int64_t asked_at)
 		job->lease_until = asked_at + job->lease_ms;
 	else if (job->running && strcmp(outcome, "stale") == 0 && job->ending == ITS_OWN)
 		job->doubted = true;
+	else if (job->running && strcmp(outcome, "cancelled") == 0)
+	{
+		say("%s %s: the job is being cancelled, so the %s is being stopped", job->queue, job->id,
+			executor->noun);
+		job_end(job, CANCELLED);
+	}
 	else if (job->running)
 		lose(job);
 }

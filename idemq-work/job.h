@@ -13,6 +13,7 @@ enum ending
 	ITS_OWN, /* it has not */
 	TIME_OVER,
 	LEASE_LOST, /* the server said so */
+	CANCELLED,	/* an open transaction cancels the job: if it is rolled back, the job is released */
 	CUT_OFF,	/* the server cannot be asked, and the lease may have ended */
 	DRAINED
 };

@@ -33,11 +33,13 @@ is_refused(const PGresult *result)
 	return state != NULL && strncmp(state, "42", 2) == 0;
 }
 
-static void
-report_begin(void)
+const char *
+report_process(void)
 {
 	unsigned char bytes[16];
 
+	if (id[0] != '\0')
+		return id;
 	if (getentropy(bytes, sizeof(bytes)) != 0)
 		memset(bytes, 0, sizeof(bytes)); /* it is one of its role's that has none */
 	bytes[6] = (bytes[6] & 0x0f) | 0x40;
@@ -45,7 +47,7 @@ report_begin(void)
 	for (int i = 0, at = 0; i < 16; i++)
 		at += snprintf(id + at, sizeof(id) - (size_t) at,
 					   i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", bytes[i]);
-	report_at = now_ms() + FIRST_REPORT;
+	return id;
 }
 
 /* Reports; waiter: the process of a session whose wait must end, or 0. */
@@ -70,7 +72,7 @@ report(struct server *server, const struct job *jobs, bool stopping, int waiter)
 	gethostname(host, sizeof(host) - 1);
 	snprintf(slots, sizeof(slots), "%d", options.jobs);
 	snprintf(done, sizeof(done), "%lld", (long long) jobs_ended);
-	values[0] = id;
+	values[0] = report_process();
 	values[1] = options.worker;
 	values[2] = options.queues;
 	values[3] = PROGRAM_VERSION;
@@ -106,8 +108,8 @@ report_worker(struct server *server, const struct job *jobs, bool stopping)
 {
 	if (options.once)
 		return;
-	if (id[0] == '\0')
-		report_begin();
+	if (report_at == NEVER)
+		report_at = now_ms() + FIRST_REPORT;
 	if (stopping ? !reported : now_ms() < report_at)
 		return;
 	report_at = now_ms() + FIRST_REPORT;
@@ -122,8 +124,6 @@ report_end_of_wait(struct server *server, const struct job *jobs, int waiter)
 
 	for (int i = 0; i < options.jobs; i++)
 		busy |= jobs[i].id != NULL;
-	if (id[0] == '\0')
-		report_begin();
 	report(server, jobs, !busy, waiter);
 }
 

@@ -38,6 +38,7 @@ static bool wait_alone(int fd, int ms);
 
 bool server_of_cluster;
 int server_losses;
+const char *server_process = "";
 static int64_t server_limit = ANSWER_MS;
 bool (*server_wait)(int fd, int ms) = wait_alone;
 
@@ -113,14 +114,14 @@ take_bytes(struct server *server)
 }
 
 /*
- * Finds out how long a statement may take.  A session of one's own may be idle from now on while
+ * Finds out how long a statement may take, and says whose session it is.  A session of one's own may be idle from now on while
  * its job is elsewhere; a pooler's, which tells a number that is not the process's, is others'.
  */
 static bool
 greet(struct server *server)
 {
 	char pid[16];
-	const char *values[] = {pid};
+	const char *values[] = {pid, server_process};
 	PGresult *result;
 
 	snprintf(pid, sizeof(pid), "%d", PQbackendPID(server->conn));
@@ -128,12 +129,16 @@ greet(struct server *server)
 						"SELECT setting, CASE WHEN pg_catalog.pg_backend_pid() = $1::int"
 						" THEN pg_catalog.set_config('array_nulls', 'on', false)"
 						" || pg_catalog.set_config('idle_session_timeout', '0', false) END"
-						" IS NOT NULL"
+						" IS NOT NULL,"
+						" CASE WHEN pg_catalog.pg_backend_pid() = $1::int"
+						" AND pg_catalog.current_setting('idemq.process', true) IS NOT NULL"
+						" THEN pg_catalog.set_config('idemq.process', $2, false) END"
 						" FROM pg_catalog.pg_settings WHERE name = 'statement_timeout'",
-						1, values);
+						2, values);
 	if (result == NULL)
 		return false;
 	server->own = PQntuples(result) == 1 && strcmp(PQgetvalue(result, 0, 1), "t") == 0;
+	server->hears = PQntuples(result) == 1 && PQgetvalue(result, 0, 2)[0] != '\0';
 	server->kept = 0;
 	server->patience = PQntuples(result) == 1 ? strtoll(PQgetvalue(result, 0, 0), NULL, 10) : 0;
 	PQclear(result);

@@ -19,6 +19,7 @@ struct server
 	int64_t said_at;  /* when that was last said */
 	int connections;  /* so far */
 	bool own;		  /* a session that is ours, not a pooler's: it can keep statements */
+	bool hears;		  /* its waits end when an attempt of this runner is cancelled or taken back */
 	unsigned kept;	  /* those that it has, by bit */
 	int64_t patience; /* milliseconds that a statement may take there (statement_timeout); 0: any */
 };
@@ -29,6 +30,9 @@ struct server
  */
 extern bool server_of_cluster;
 extern int server_losses;
+
+/* What identifies this runner in all its sessions. */
+extern const char *server_process;
 
 /*
  * Waits until a descriptor is readable, or so many ms: whether it is.  Who has something else to

@@ -173,7 +173,8 @@ static void
 say_outcome(const struct job *job, struct server *server, const char *outcome)
 {
 	char now[256] = "";
-	bool stale = strcmp(outcome, "stale") == 0 || strcmp(outcome, "not_found") == 0;
+	bool stale = strcmp(outcome, "stale") == 0 || strcmp(outcome, "not_found") == 0 ||
+				 strcmp(outcome, "cancelled") == 0;
 	bool fails =
 		job->verdict == FAIL || job->verdict == DEAD ||
 		((job->verdict == BUSY || job->verdict == HOLD) && strcmp(outcome, "released") != 0);

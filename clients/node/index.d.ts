@@ -158,6 +158,65 @@ export function pauseGroup(client: Queryable, queue: string, groupKey: string, o
 /** Resumes a paused group. Requires the privilege admin on the queue. */
 export function resumeGroup(client: Queryable, queue: string, groupKey: string): Promise<void>;
 
+/** Settings of a queue. 0 means no limit or no jobTimeout, and '' means no deadLetterQueue. If a value is null or undefined, the setting is not named. */
+export interface QueueSettings {
+  lease?: Interval | null;
+  maxAttempts?: number | null;
+  retryBase?: Interval | null;
+  retryFactor?: number | null;
+  retryMax?: Interval | null;
+  retryJitter?: number | null;
+  retention?: Interval | null;
+  idempotencyWindow?: Interval | null;
+  maxRunning?: number | null;
+  rateLimit?: number | null;
+  ratePeriod?: Interval | null;
+  deadLetterQueue?: string | null;
+  deadRetention?: Interval | null;
+  maxLease?: Interval | null;
+  jobTimeout?: Interval | null;
+  deadLetterCancelled?: boolean | null;
+  groupMaxRunning?: number | null;
+  groupRateLimit?: number | null;
+  groupRatePeriod?: Interval | null;
+  expectWorkers?: boolean | null;
+  rateBurst?: number | null;
+  groupRateBurst?: number | null;
+  maxHoldBack?: Interval | null;
+  maxUnfinished?: number | null;
+  groupMaxUnfinished?: number | null;
+}
+
+/** Result of ensureQueue and ensureHandler. */
+export interface Ensured {
+  outcome: 'created' | 'changed' | 'unchanged';
+  /** If the outcome is 'changed', the settings that were changed; empty if only the declaration was stored. Intervals are strings. */
+  changes: { [setting: string]: { from: Json; to: Json } } | null;
+}
+
+/**
+ * Declares a queue: creates it, or changes the settings that are named and leaves the others as they are. With exact, settings that are
+ * not named get their defaults. A setting is changed only if its value differs from its last declaration. A setting that was changed with
+ * alter_queue since then keeps its value, and the client emits a 'notice' with the server's WARNING.
+ */
+export function ensureQueue(client: Queryable, queue: string, options?: QueueSettings & { exact?: boolean | null }): Promise<Ensured>;
+
+/** Creates a topic space unless it exists. */
+export function ensureTopic(client: Queryable, topic: string): Promise<'created' | 'unchanged'>;
+
+/** Options of ensureHandler. */
+export interface HandlerOptions {
+  /** Maximum number of processes (1). */
+  workers?: number | null;
+  /** Maximum number of jobs per transaction (1). */
+  batch?: number | null;
+  /** How long a process may be idle before it exits (10 s). */
+  maxIdle?: Interval | null;
+}
+
+/** Runs a queue's jobs inside the server, as the current role, by calling a function f(payload jsonb). Does nothing if the same role has already set this handler. */
+export function ensureHandler(client: Queryable, queue: string, functionName: string, options?: HandlerOptions): Promise<Ensured>;
+
 /** Sleeps until all these jobs are finished or the timeout (30 s) has passed. The client must not be in a transaction. */
 export function waitResults<Result = Json>(
   client: Queryable, ids: string[], timeout?: Interval,

@@ -54,6 +54,20 @@ BEGIN
 	END LOOP;
 END $do$;
 
+SELECT cluster.make_call('ensure_queue',
+	$$name text, exact boolean DEFAULT false, lease interval DEFAULT NULL, max_attempts int DEFAULT NULL, retry_base interval DEFAULT NULL,
+	retry_factor float8 DEFAULT NULL, retry_max interval DEFAULT NULL, retry_jitter float8 DEFAULT NULL,
+	retention interval DEFAULT NULL, idempotency_window interval DEFAULT NULL, max_running int DEFAULT NULL,
+	rate_limit int DEFAULT NULL, rate_period interval DEFAULT NULL, dead_letter_queue text DEFAULT NULL,
+	dead_retention interval DEFAULT NULL, max_lease interval DEFAULT NULL, job_timeout interval DEFAULT NULL,
+	dead_letter_cancelled boolean DEFAULT NULL, group_max_running int DEFAULT NULL, group_rate_limit int DEFAULT NULL,
+	group_rate_period interval DEFAULT NULL, expect_workers boolean DEFAULT NULL,
+	rate_burst int DEFAULT NULL, group_rate_burst int DEFAULT NULL,
+	max_hold_back interval DEFAULT NULL,
+	max_unfinished int DEFAULT NULL, group_max_unfinished int DEFAULT NULL$$,
+	'outcome text, changes jsonb', 'TABLE (outcome text, changes jsonb)', 'e.outcome, e.changes FROM idemq.ensure_queue(*) e',
+	'all', 'true', '');
+COMMENT ON FUNCTION cluster.ensure_queue IS 'Call idemq.ensure_queue on every shard. Returns one row per shard, with the error if the call failed. If a shard is added later, the next call creates the queue on it.';
 SELECT cluster.make_call('cancel_matching',
 	'queue text, kind text DEFAULT NULL, group_key text DEFAULT NULL, key_prefix text DEFAULT NULL, max_jobs int DEFAULT NULL',
 	'cancelled bigint, locked bigint', 'TABLE (cancelled bigint, locked bigint)',

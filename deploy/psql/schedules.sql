@@ -2,7 +2,8 @@
 -- or enqueue on the queue.  Only the creator and administrators see last_error.
 -- Run \i schedules.sql; to repeat it every 10 s, first run \set every 10.
 SELECT s.name, s.queue, s.cron, s.time_zone AS zone, s.last_run, s.next_run,
-       CASE WHEN s.failed_at IS NOT NULL THEN 'FAILS'
+       CASE WHEN s.paused_at IS NOT NULL THEN 'paused'
+            WHEN s.failed_at IS NOT NULL THEN 'FAILS'
             WHEN s.next_run IS NULL THEN 'NO ZONE'
             WHEN s.next_run < idemq.clock_timestamp() - interval '30 s' THEN 'LATE'
             ELSE '' END AS state,

@@ -50,12 +50,16 @@ CREATE FUNCTION idemq_internal.check_ids(name text, value bigint[]) RETURNS void
 CREATE FUNCTION idemq_internal.raise_message(warning boolean, message text, hint text DEFAULT NULL,
 	detail text DEFAULT NULL) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_raise_message';
+CREATE FUNCTION idemq_internal.mark_cancels(queue_id int) RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_mark_cancels';
 CREATE FUNCTION idemq_internal.end_waits(pids int[]) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_end_waits';
 CREATE FUNCTION idemq_internal.queue(name text, privilege text, hold text DEFAULT '',
 	argument text DEFAULT 'queue')
 	RETURNS int
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_queue';
+CREATE FUNCTION idemq_internal.tick_key(queue_id int, key text) RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_tick_key';
 CREATE FUNCTION idemq_internal.try_share_queue(queue_id int) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_try_share_queue';
 CREATE FUNCTION idemq_internal.worker_comes() RETURNS boolean

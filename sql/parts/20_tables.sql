@@ -30,7 +30,8 @@ CREATE TABLE idemq.queues (
 	group_rate_burst   int,
 	max_hold_back      interval NOT NULL DEFAULT '1 h',
 	max_unfinished     int,
-	group_max_unfinished int
+	group_max_unfinished int,
+	declared           jsonb CHECK (pg_catalog.jsonb_typeof(declared) OPERATOR(pg_catalog.=) 'object')
 );
 COMMENT ON TABLE idemq.queues IS 'one row per queue, with its settings; use idemq.alter_queue to change them';
 COMMENT ON COLUMN idemq.queues.queue_id IS 'numeric id of the queue, as used in idemq.jobs';
@@ -60,6 +61,7 @@ COMMENT ON COLUMN idemq.queues.group_rate_burst IS 'size of the bucket for group
 COMMENT ON COLUMN idemq.queues.max_hold_back IS 'maximum duration of a hold (idemq.hold_back), counted from its beginning even if it is extended; 0 forbids holds';
 COMMENT ON COLUMN idemq.queues.max_unfinished IS 'maximum number of unfinished jobs (blocked, pending, running and retrying); an enqueue that would exceed it raises IQ007; NULL means no limit';
 COMMENT ON COLUMN idemq.queues.group_max_unfinished IS 'maximum number of unfinished jobs of one group; an enqueue that would exceed it raises IQ007; NULL means no limit';
+COMMENT ON COLUMN idemq.queues.declared IS 'settings that calls of idemq.ensure_queue have named, each with the value declared last; null means no limit or none. NULL means that ensure_queue has never declared the queue.';
 COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue is paused with idemq.pause, so that no jobs can be claimed';
 COMMENT ON COLUMN idemq.queues.paused_until IS 'when a paused queue resumes automatically; NULL means that the queue stays paused until idemq.resume is called';
 COMMENT ON COLUMN idemq.queues.created_at IS 'when the queue was created';
@@ -308,10 +310,12 @@ CREATE TABLE idemq_internal.schedule_entries (
 	last_job     bigint,
 	failed_at    timestamptz,
 	last_error   text,
-	created_by_oid oid
+	created_by_oid oid,
+	paused_at    timestamptz
 );
 COMMENT ON TABLE idemq_internal.schedule_entries IS 'one row per schedule; use idemq.schedule to change it, and the view idemq.schedules to read it';
 COMMENT ON COLUMN idemq_internal.schedule_entries.done_until IS 'time up to which all ticks have been enqueued or permanently skipped';
+COMMENT ON COLUMN idemq_internal.schedule_entries.paused_at IS 'when the schedule was paused; NULL means that it is not paused';
 
 CREATE TABLE idemq_internal.ticker (
 	one       boolean PRIMARY KEY DEFAULT true CHECK (one),

@@ -1,6 +1,6 @@
 -- Topic: Queues
 
--- Both take the settings in the order of src/queue/queue_settings.c.
+-- All three take the settings in the order of src/queue/queue.h.
 CREATE FUNCTION idemq.create_queue(
 	name text,
 	lease interval DEFAULT '30 s',
@@ -75,6 +75,45 @@ CREATE FUNCTION idemq.alter_queue(
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_alter_queue';
 COMMENT ON FUNCTION idemq.alter_queue
 	IS 'Change a queue''s settings from the next call on. NULL leaves a setting unchanged. 0 removes max_running, rate_limit, rate_burst, group_rate_limit, group_rate_burst, job_timeout, max_unfinished or group_max_unfinished, and '''' removes dead_letter_queue. Jobs already enqueued keep their max_attempts, and running jobs keep their leases. Raises 22023 if lease would exceed max_lease. Requires admin.';
+
+CREATE FUNCTION idemq.ensure_queue(
+	name text,
+	exact boolean DEFAULT false,
+	lease interval DEFAULT NULL,
+	max_attempts int DEFAULT NULL,
+	retry_base interval DEFAULT NULL,
+	retry_factor float8 DEFAULT NULL,
+	retry_max interval DEFAULT NULL,
+	retry_jitter float8 DEFAULT NULL,
+	retention interval DEFAULT NULL,
+	idempotency_window interval DEFAULT NULL,
+	max_running int DEFAULT NULL,
+	rate_limit int DEFAULT NULL,
+	rate_period interval DEFAULT NULL,
+	dead_letter_queue text DEFAULT NULL,
+	dead_retention interval DEFAULT NULL,
+	max_lease interval DEFAULT NULL,
+	job_timeout interval DEFAULT NULL,
+	dead_letter_cancelled boolean DEFAULT NULL,
+	group_max_running int DEFAULT NULL,
+	group_rate_limit int DEFAULT NULL,
+	group_rate_period interval DEFAULT NULL,
+	expect_workers boolean DEFAULT NULL,
+	rate_burst int DEFAULT NULL,
+	group_rate_burst int DEFAULT NULL,
+	max_hold_back interval DEFAULT NULL,
+	max_unfinished int DEFAULT NULL,
+	group_max_unfinished int DEFAULT NULL,
+	OUT outcome text,
+	OUT changes jsonb)
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_ensure_queue';
+COMMENT ON FUNCTION idemq.ensure_queue
+	IS 'Declare a queue: create it, or set the settings that are named and leave the others as they are. Returns the outcome created, changed or unchanged; if changed, changes contains the changed settings, each with from and to. Requires any privilege on the queue for unchanged, admin for changed, and EXECUTE on idemq.create_queue for created.
+- exact: also set the settings that are not named to the defaults of idemq.create_queue
+- A setting is changed only if its value differs from the value that the last call naming it declared (idemq.queues.declared). If it was changed with idemq.alter_queue since then, it keeps its value, and a WARNING names it.
+- NULL means that a setting is not named. As in idemq.alter_queue, 0 means no limit or no job_timeout, and '''' means no dead_letter_queue.
+- A call that has nothing to change only reads, so it also works in a read-only transaction and on a standby.
+- changes is {} if only the declaration was stored.';
 
 CREATE FUNCTION idemq.drop_queue(name text, force boolean DEFAULT false)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';
@@ -165,7 +204,12 @@ DECLARE
 	jobs bigint;
 BEGIN
 	PERFORM idemq_internal.given('force', force);
+	-- This tells the workers before drop_queue waits for their transactions.  The second call below
+	-- tells them of jobs that they have claimed in the meantime.
+	PERFORM idemq_internal.mark_cancels(idemq_internal.queue(drop_queue_impl.name, 'admin', '', 'name'))
+		WHERE force;
 	number := idemq_internal.queue(drop_queue_impl.name, 'admin', 'exclusive', 'name');
+	PERFORM idemq_internal.mark_cancels(number) WHERE force;
 	roles := ARRAY(SELECT role FROM idemq_internal.latest(
 		'SELECT DISTINCT r.oid FROM idemq_internal.queue_grants g JOIN pg_roles r ON r.rolname = '
 			'g.role_name WHERE g.queue_id = $1 ORDER BY 1',
@@ -386,7 +430,7 @@ CREATE FUNCTION idemq_internal.delete_by_time(
 				AND coalesce(l.group_key, '') = '' AND l.until > o.until)
 			LIMIT most FOR UPDATE SKIP LOCKED))
 	), gone_over_limit AS (
-		-- What publishers above READ COMMITTED have left goes into the bindings (src/api/publish.c).
+		-- Adds the rows that publishers have left to the counts of their bindings (src/api/publish.c).
 		DELETE FROM idemq_internal.topic_over_limit o WHERE o.ctid = ANY (ARRAY(
 			SELECT l.ctid FROM idemq_internal.topic_over_limit l
 			JOIN idemq_internal.topic_binding_entries b USING (topic, pattern, queue_id, role_name)

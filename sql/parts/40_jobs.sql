@@ -198,14 +198,16 @@ COMMENT ON FUNCTION idemq.heartbeat(bigint, bigint, interval)
 - outcome current: the lease was extended
 - outcome stale or not_found: the lease has been lost
 - outcome expired: job_timeout has passed
-- outcome cancelled: a transaction that is cancelling the job is waiting for the worker''s transaction
+- outcome cancelled: an open transaction is cancelling the job, or taking it back with revoke_lease or drop_queue. Roll back and release the job; if that transaction is rolled back, the job becomes ready again.
 - lease: NULL extends the lease by the duration that it had after the claim, even after a server crash. A different duration also applies to later heartbeats, until the server restarts. The lease never extends beyond the queue''s job_timeout, counted from the claim.';
 
-CREATE FUNCTION idemq.heartbeat_many(ids bigint[], tokens bigint[], lease interval DEFAULT NULL)
+CREATE FUNCTION idemq.heartbeat_many(
+	ids bigint[], tokens bigint[], lease interval DEFAULT NULL, end_waits int[] DEFAULT '{}')
 	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_heartbeat_many';
-COMMENT ON FUNCTION idemq.heartbeat_many(bigint[], bigint[], interval)
-	IS 'Extend the leases of many jobs, as idemq.heartbeat does. Returns one row per element, with the id and token.';
+COMMENT ON FUNCTION idemq.heartbeat_many(bigint[], bigint[], interval, int[])
+	IS 'Extend the leases of many jobs, as idemq.heartbeat does. Returns one row per element, with the id and token.
+- end_waits: process ids of sessions with the same login role; their wait or wait_any ends now, as with idemq.report_worker';
 
 CREATE FUNCTION idemq.validate(id bigint, token bigint) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_validate';
@@ -294,7 +296,7 @@ CREATE FUNCTION idemq.release(id bigint, token bigint, delay interval DEFAULT NU
 	RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_release';
 COMMENT ON FUNCTION idemq.release(bigint, bigint, interval)
-	IS 'Return a job to its queue without counting the attempt. The job is ready immediately, or after delay. Returns released, stale or not_found.';
+	IS 'Return a job to its queue without counting the attempt. The job is ready immediately, or after delay. Returns released, stale, not_found or cancelled (an open transaction is cancelling the job; if it is rolled back, the job becomes ready again).';
 
 CREATE FUNCTION idemq.release_many(ids bigint[], tokens bigint[], delay interval DEFAULT NULL)
 	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)

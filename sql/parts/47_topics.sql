@@ -85,6 +85,8 @@ ALTER TABLE idemq_internal.topic_over_limit ENABLE ROW LEVEL SECURITY;
 -- What the functions below ask of C: src/api/topics.c.
 CREATE FUNCTION idemq_internal.check_space(topic text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_check_space';
+CREATE FUNCTION idemq_internal.lock_topic(topic text) RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_lock_topic';
 CREATE FUNCTION idemq_internal.topic_space(pattern text) RETURNS text
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_topic_space';
 CREATE FUNCTION idemq_internal.topic(topic text, privilege text, keep boolean) RETURNS void
@@ -99,7 +101,8 @@ COMMENT ON FUNCTION idemq.create_topic(text)
 
 CREATE FUNCTION idemq_internal.create_topic_impl(topic text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-	PERFORM idemq_internal.check_space(topic);
+	-- With this lock, a concurrent ensure_topic waits, and then finds the space.
+	PERFORM idemq_internal.check_space(topic), idemq_internal.lock_topic(topic);
 	INSERT INTO idemq_internal.topic_entries (topic, created_at) VALUES (create_topic_impl.topic,
 		idemq_internal.now())
 		ON CONFLICT DO NOTHING;
@@ -112,6 +115,11 @@ BEGIN
 	PERFORM idemq_internal.change_topic_grant(topic, idemq_internal.caller(), 'admin', true),
 		idemq_internal.audit('create_topic', 0, '', jsonb_build_object('topic', topic));
 END $$;
+
+CREATE FUNCTION idemq.ensure_topic(topic text) RETURNS text
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_ensure_topic';
+COMMENT ON FUNCTION idemq.ensure_topic(text)
+	IS 'Create a topic space unless it exists. Returns created or unchanged. If the topic space exists, the call only reads, and requires any privilege on it. Otherwise, it requires EXECUTE on idemq.create_topic, and is recorded in idemq.audit as create_topic.';
 
 CREATE FUNCTION idemq.drop_topic(topic text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
@@ -224,7 +232,9 @@ CREATE FUNCTION idemq.bind_topic(pattern text, queue text, when_full text DEFAUL
 	RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.bind_topic(text, text, text)
-	IS 'Bind a queue to a topic pattern, so that the queue gets a job for each message published to a matching topic. * matches one word, and # matches any number of words, including none. The first word must be a topic space. If the queue or the group is full, the queue still gets the job, unless when_full is skip. Returns false if the role has already bound the queue to this pattern with the same when_full. Requires bind on the topic space and enqueue on the queue, both now and whenever a message is published.';
+	IS 'Bind a queue to a topic pattern, so that the queue gets a job for each message published to a matching topic. Returns false if the role has already bound the queue to this pattern with the same when_full. Requires bind on the topic space and enqueue on the queue, both now and whenever a message is published.
+- pattern: * matches one word, and # matches any number of words, including none. The first word must be a topic space.
+- when_full: whether the queue still gets the job if the queue or the group is full: add (the default) or skip';
 
 -- A binding is of the role that makes it, and as good as that role's rights are when something is
 -- published (src/api/publish.c).  Two roles may bind one queue by one pattern; each binding stands

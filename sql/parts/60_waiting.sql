@@ -4,7 +4,9 @@ CREATE PROCEDURE idemq.wait(
 	queue text, timeout interval DEFAULT '30 s', INOUT ready boolean DEFAULT NULL)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wait';
 COMMENT ON PROCEDURE idemq.wait(text, interval, boolean)
-	IS 'Sleep until the queue has a job to claim. Returns ready = false when timeout has passed, or just before statement_timeout. It holds no transaction, snapshot or lock while it sleeps, so CALL it outside a transaction block; otherwise, it raises 2D000. Requires claim.';
+	IS 'Sleep until the queue has a job to claim. Returns ready = false when timeout has passed, or just before statement_timeout. It holds no transaction, snapshot or lock while it sleeps, so CALL it outside a transaction block; otherwise, it raises 2D000. Requires claim.
+- idemq.process: if the session has set it, the call also returns false as soon as a job of that worker process is being cancelled or has been taken back. Then send heartbeats to find out which job.
+- queue: if idemq.process is set, NULL means to sleep only until a job of the process is cancelled or taken back, not until a job is ready';
 
 CREATE PROCEDURE idemq.wait_any(
 	queues text[], timeout interval DEFAULT '30 s', INOUT ready boolean DEFAULT NULL)

@@ -68,6 +68,13 @@ COMMENT ON FUNCTION idemq.set_handler(text, text, int, int, interval)
 - The role must have claim, EXECUTE on the function (now and at each run) and LOGIN. Replacing another role''s handler requires admin.
 - The call raises 53400 if the queue is in excess of idemq.max_queues.';
 
+CREATE FUNCTION idemq.ensure_handler(
+	queue text, function text, workers int DEFAULT 1, batch int DEFAULT 1,
+	max_idle interval DEFAULT '10 s', OUT outcome text, OUT changes jsonb)
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_ensure_handler';
+COMMENT ON FUNCTION idemq.ensure_handler(text, text, int, int, interval)
+	IS 'Set a queue''s handler with idemq.set_handler, unless the same role has already set it with the same arguments. Returns the outcome created, changed or unchanged; if changed, changes contains the changed arguments, each with from and to. An unchanged call only reads; if the handler was stopped after crashes, the call does not restart it, but raises a WARNING. Requires any privilege on the queue for unchanged, and otherwise EXECUTE on idemq.set_handler and the privileges that this function requires. A call that sets the handler is recorded in idemq.audit as set_handler.';
+
 CREATE FUNCTION idemq.drop_handler(queue text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.drop_handler(text)
@@ -85,6 +92,12 @@ CREATE FUNCTION idemq_internal.may_change(h idemq_internal.handler_entries) RETU
 		OR coalesce(pg_has_role(idemq_internal.caller(), idemq_internal.role_of(h.role_name,
 			h.role_oid), 'USAGE'), false)
 $$;
+
+-- Adds or replaces a handler, even one that is newer than the snapshot.  Returns false if the caller
+-- may not change the handler.
+CREATE FUNCTION idemq_internal.put_handler(queue_id int, schema name, function name, owner name,
+	role name, workers int, batch int, max_idle interval) RETURNS boolean
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_put_handler';
 
 CREATE FUNCTION idemq_internal.refuse_handler(queue text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -140,22 +153,9 @@ BEGIN
 	ELSIF NOT has_function_privilege(idemq_internal.caller(), f.id, 'EXECUTE') THEN
 		RAISE EXCEPTION 'permission denied for function %', f.shown USING ERRCODE = '42501';
 	END IF;
-	number := idemq_internal.queue(queue, 'claim', 'keep');
-	INSERT INTO idemq_internal.handler_entries AS h (queue_id, schema_name, function_name,
-		argument_types,
-		role_name, workers,
-			batch, max_idle, set_at, owner_name)
-		VALUES (number, f.schema, f.name, 'jsonb', role, workers, batch, max_idle,
-			idemq.clock_timestamp(), f.owner)
-		ON CONFLICT ON CONSTRAINT handler_entries_pkey DO UPDATE
-			SET schema_name = excluded.schema_name,
-			function_name = excluded.function_name, argument_types = excluded.argument_types,
-			role_name = excluded.role_name, workers = excluded.workers, batch = excluded.batch,
-			max_idle = excluded.max_idle, set_at = excluded.set_at,
-				owner_name = excluded.owner_name,
-			crashes = 0, crashed_at = NULL, stopped_at = NULL
-		WHERE idemq_internal.may_change(h);
-	IF NOT FOUND THEN
+	number := idemq_internal.queue(queue, 'claim', 'name');
+	IF NOT idemq_internal.put_handler(number, f.schema, f.name, f.owner, role, workers, batch,
+		max_idle) THEN
 		PERFORM idemq_internal.refuse_handler(queue);
 	END IF;
 	why := idemq_internal.handler_refusal(number);
@@ -179,7 +179,7 @@ END $$;
 
 CREATE FUNCTION idemq_internal.drop_handler_impl(queue text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-	number int := idemq_internal.queue(queue, 'claim', 'share');
+	number int := idemq_internal.queue(queue, 'claim', 'name');
 BEGIN
 	DELETE FROM idemq_internal.handler_entries h WHERE h.queue_id = number
 		AND idemq_internal.may_change(h);

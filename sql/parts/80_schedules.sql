@@ -6,6 +6,15 @@
 -- lost or put back (a restore, a schedule that was ended and made again), the enqueue answers
 -- duplicate, because its key is made of the schedule's name and the tick's own time.
 --
+-- The column cron contains a cron expression or an interval (src/schedule/every.c).  No row contains
+-- the time of the next tick: it is computed from the expression and done_until.  So a schedule that
+-- ticks every second also updates its row only once per tick, and if the server was down for a day,
+-- it enqueues one job, for the last tick.
+--
+-- A paused schedule (paused_at) has no ticks.  When it is resumed, done_until is set to that time, so
+-- it continues with the next tick.  A tick that is being enqueued holds the row, so pause_schedule
+-- waits for it.  If idemq.schedule replaces a paused schedule, as a deployment may do, it stays paused.
+--
 -- Times are those of the wall clock, not of idemq_now(), because a calendar means the wall clock.
 
 CREATE FUNCTION idemq.schedule(
@@ -14,24 +23,36 @@ CREATE FUNCTION idemq.schedule(
 	headers jsonb DEFAULT NULL, expires_in interval DEFAULT NULL, kind text DEFAULT NULL)
 	RETURNS timestamptz LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.schedule(text, text, text, jsonb, text, int, text, int, jsonb, interval, text)
-	IS 'Enqueue one job at each tick of a cron expression. Creates or replaces the schedule with the given name, which is unique in the database and has up to 256 bytes. Returns the time of its next run. Raises 55000 if idemq.worker is off and no program calls idemq.tick(). Requires enqueue.';
+	IS 'Enqueue one job at each tick of a cron expression or an interval. Creates or replaces the schedule with the given name, which is unique in the database and has up to 256 bytes. Returns the time of its next run, or NULL if it is paused. Raises 55000 if idemq.worker is off and no program calls idemq.tick(). Requires enqueue.
+- cron: cron expression with five fields, or an interval from 1 s to 24 h, for example ''every 10 s'', ''every 5 min'' or ''every 12 h''.
+- time_zone: time zone of the cron expression. An interval cannot have one, because its ticks are multiples of the interval since 1970-01-01 00:00 UTC.';
 
 CREATE FUNCTION idemq.unschedule(name text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.unschedule(text)
 	IS 'Drop a schedule. Jobs that it has enqueued remain. Returns false if there is no such schedule or you may not see it. Requires membership in the role that created the schedule, or admin.';
 
+CREATE FUNCTION idemq.pause_schedule(name text) RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
+COMMENT ON FUNCTION idemq.pause_schedule(text)
+	IS 'Pause a schedule: it has no ticks until idemq.resume_schedule is called, even if idemq.schedule replaces it. Jobs that it has enqueued remain. A second pause has no effect. Requires membership in the role that created the schedule, or admin on the queue. Raises 42704 if the schedule does not exist, and 42501 if you may not pause it. A call that pauses the schedule is recorded in idemq.audit.';
+
+CREATE FUNCTION idemq.resume_schedule(name text) RETURNS timestamptz
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
+COMMENT ON FUNCTION idemq.resume_schedule(text)
+	IS 'Resume a paused schedule, which continues with its next tick. The ticks during the pause are skipped. Returns the time of its next run. Has no effect on a schedule that is not paused. Requires membership in the role that created the schedule, or admin on the queue. Raises 42704 if the schedule does not exist, and 42501 if you may not resume it. A call that resumes the schedule is recorded in idemq.audit.';
+
 CREATE FUNCTION idemq.next_tick(
 	cron text, time_zone text DEFAULT 'UTC', after timestamptz DEFAULT idemq.clock_timestamp())
 	RETURNS timestamptz STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_next_tick';
 COMMENT ON FUNCTION idemq.next_tick(text, text, timestamptz)
-	IS 'Return the first tick of a cron expression after a given time. Returns NULL if there will never be another tick.';
+	IS 'Return the first tick of a cron expression or an interval after a given time. Returns NULL if there will never be another tick.';
 
 CREATE FUNCTION idemq.last_tick(
 	cron text, time_zone text DEFAULT 'UTC', until timestamptz DEFAULT idemq.clock_timestamp())
 	RETURNS timestamptz STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_last_tick';
 COMMENT ON FUNCTION idemq.last_tick(text, text, timestamptz)
-	IS 'Return the last tick of a cron expression at or before a given time. Returns NULL if there was none.';
+	IS 'Return the last tick of a cron expression or an interval at or before a given time. Returns NULL if there was none.';
 
 -- Topic: Internal
 
@@ -39,6 +60,16 @@ CREATE FUNCTION idemq_internal.next_run(cron text, time_zone text, done_until ti
 	RETURNS timestamptz STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_next_run';
 COMMENT ON FUNCTION idemq_internal.next_run(text, text, timestamptz)
 	IS 'Return the overdue tick of a schedule, or its next tick if none is overdue, for idemq.schedules. Returns NULL if the time zone is not recognized.';
+
+CREATE FUNCTION idemq_internal.interval_seconds(cron text) RETURNS int
+	IMMUTABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_interval_seconds';
+COMMENT ON FUNCTION idemq_internal.interval_seconds(text)
+	IS 'Return the length of an interval, such as every 10 s, in seconds. Returns NULL for a cron expression and for an invalid interval.';
+
+-- For schedule_times and schedules_due.
+CREATE FUNCTION idemq_internal.due_at(cron text, time_zone text, done_until timestamptz,
+	failed_at timestamptz, now timestamptz)
+	RETURNS timestamptz STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_due_at';
 
 CREATE FUNCTION idemq_internal.may_change_schedule(queue_id int, created_by name,
 	created_by_oid oid)
@@ -60,13 +91,14 @@ ALTER TABLE idemq_internal.schedule_entries ENABLE ALWAYS TRIGGER idemq_schedule
 -- What a job holds is for the roles that may change the schedule.
 CREATE VIEW idemq.schedules WITH (security_barrier) AS
 	SELECT e.name, q.name AS queue, e.cron, e.time_zone,
-		idemq_internal.next_run(e.cron, e.time_zone, e.done_until) AS next_run,
+		CASE WHEN e.paused_at IS NULL
+			THEN idemq_internal.next_run(e.cron, e.time_zone, e.done_until) END AS next_run,
 		e.last_run, e.last_job, e.failed_at,
 		CASE WHEN m.may_change THEN e.last_error END AS last_error,
 		CASE WHEN m.may_change THEN e.payload END AS payload,
 		CASE WHEN m.may_change THEN e.headers END AS headers,
 		CASE WHEN m.may_change THEN e.group_key END AS group_key,
-		e.priority, e.max_attempts, e.expires_in, e.created_by, e.created_at, e.kind
+		e.priority, e.max_attempts, e.expires_in, e.created_by, e.created_at, e.kind, e.paused_at
 	FROM idemq_internal.schedule_entries e
 	CROSS JOIN LATERAL (SELECT q.name FROM idemq.queues q
 		WHERE q.queue_id OPERATOR(pg_catalog.=) e.queue_id OFFSET 0) q
@@ -77,8 +109,8 @@ CREATE VIEW idemq.schedules WITH (security_barrier) AS
 COMMENT ON VIEW idemq.schedules IS 'one row per schedule of a queue that you may enqueue to or administer (for pg_monitor, every queue). Only the role that created the schedule and administrators of its queue see payload, headers, group_key and last_error.';
 COMMENT ON COLUMN idemq.schedules.name IS 'name of the schedule, unique in the database';
 COMMENT ON COLUMN idemq.schedules.queue IS 'queue to which the schedule adds jobs';
-COMMENT ON COLUMN idemq.schedules.cron IS 'cron expression of the schedule';
-COMMENT ON COLUMN idemq.schedules.time_zone IS 'time zone of the cron expression';
+COMMENT ON COLUMN idemq.schedules.cron IS 'cron expression or interval of the schedule';
+COMMENT ON COLUMN idemq.schedules.time_zone IS 'time zone of the cron expression; UTC for an interval';
 COMMENT ON COLUMN idemq.schedules.last_error IS 'why the last failed tick could not be enqueued';
 COMMENT ON COLUMN idemq.schedules.payload IS 'payload of the schedule''s jobs';
 COMMENT ON COLUMN idemq.schedules.headers IS 'headers of the schedule''s jobs, to which the name of the schedule and the time of the tick are added';
@@ -89,10 +121,12 @@ COMMENT ON COLUMN idemq.schedules.expires_in IS 'time after a tick at which its 
 COMMENT ON COLUMN idemq.schedules.kind IS 'kind of the schedule''s jobs; NULL means that the jobs have no kind';
 COMMENT ON COLUMN idemq.schedules.created_by IS 'role that created the schedule and whose privileges are used to enqueue its jobs';
 COMMENT ON COLUMN idemq.schedules.created_at IS 'when the schedule was created or last replaced';
-COMMENT ON COLUMN idemq.schedules.next_run IS 'time of the overdue tick, or of the next tick if none is overdue; NULL means that the server does not recognize the time zone';
+COMMENT ON COLUMN idemq.schedules.next_run IS 'time of the overdue tick, or of the next tick if none is overdue; NULL means that the schedule is paused, or that the server does not recognize the time zone';
 COMMENT ON COLUMN idemq.schedules.last_run IS 'scheduled time of the last tick that was enqueued';
 COMMENT ON COLUMN idemq.schedules.last_job IS 'id of the job enqueued at last_run';
 COMMENT ON COLUMN idemq.schedules.failed_at IS 'when enqueuing a tick last failed; NULL means that no tick has failed since the last success';
+
+COMMENT ON COLUMN idemq.schedules.paused_at IS 'when the schedule was paused with idemq.pause_schedule; NULL means that it is not paused';
 
 CREATE FUNCTION idemq_internal.due_schedules() RETURNS text[]
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
@@ -104,6 +138,12 @@ CREATE FUNCTION idemq_internal.run_schedule(name text) RETURNS boolean
 COMMENT ON FUNCTION idemq_internal.run_schedule(text)
 	IS 'part of idemq.tick: enqueue the latest due tick of a schedule. Returns false if there is none, or if another session is enqueuing it.';
 
+CREATE FUNCTION idemq_internal.run_schedules(names text[], places text[],
+	OUT due timestamptz[], OUT place text[])
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';
+COMMENT ON FUNCTION idemq_internal.run_schedules(text[], text[])
+	IS 'for the background worker: enqueue the latest due tick of each of these schedules. places contains the last known place (ctid) of each schedule''s row. Returns when each schedule is due again (NULL if it no longer exists or is paused), and the new places of the rows.';
+
 CREATE FUNCTION idemq_internal.schedule_failed(name text, error text) RETURNS text
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq_internal.schedule_failed(text, text)
@@ -113,7 +153,7 @@ COMMENT ON FUNCTION idemq_internal.schedule_failed(text, text)
 
 CREATE PROCEDURE idemq.tick() LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_tick';
 COMMENT ON PROCEDURE idemq.tick()
-	IS 'Enqueue the jobs for all due ticks, each in a separate transaction. The background worker does this automatically; if idemq.worker is off, have pg_cron or another program call this procedure once per minute. After trying all ticks, raises the first error that occurred.';
+	IS 'Enqueue the jobs for all due ticks, each in a separate transaction. The background worker does this automatically; if idemq.worker is off, have pg_cron or another program call this procedure once per minute, or once per second if a schedule has an interval of less than a minute. After trying all ticks, raises the first error that occurred.';
 
 -- Topic: Internal
 
@@ -142,6 +182,12 @@ BEGIN
 		HINT = 'Choose another name, or ask that role or an administrator to change the schedule.';
 END $$;
 
+CREATE FUNCTION idemq_internal.no_schedule(name text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+	RAISE EXCEPTION 'schedule "%" does not exist', name USING ERRCODE = '42704',
+		HINT = 'Run SELECT name FROM idemq.schedules to list the schedules that you may see.';
+END $$;
+
 -- A schedule that nothing ticks is a lie, so there is none without a driver: the worker; pg_cron in
 -- this database, whose job is made here when there is none; or a call of idemq.tick() in the last
 -- minutes, by a pg_cron of another database or anything else.  That is one call a minute in each
@@ -151,8 +197,13 @@ END $$;
 -- it forgets the minutes in which it was down; it knows no next run; and its jobs are in one
 -- database of the server, from where a schedule in another cannot be made, and are not in that
 -- one's dump.)
-CREATE FUNCTION idemq_internal.require_driver() RETURNS void LANGUAGE plpgsql AS $$
+--
+-- An interval of less than a minute requires a call every second.  Only pg_cron in this database
+-- shows how often it will call: since version 1.5, a job can have the schedule '1 second'.  Calls by
+-- another program prove nothing about its next calls.
+CREATE FUNCTION idemq_internal.require_driver(seconds int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
+	cron_version text := (SELECT extversion FROM pg_extension WHERE extname = 'pg_cron');
 	libraries text;
 	loaded boolean;
 	cron_database text := current_setting('cron.database_name', true);
@@ -163,7 +214,33 @@ BEGIN
 	END IF;
 	libraries := current_setting('shared_preload_libraries');
 	loaded := libraries ~ '(^|[,/"\s])pg_cron[^,/]*(,|$)';
-	IF loaded AND EXISTS (SELECT FROM pg_extension WHERE extname = 'pg_cron') THEN
+	IF seconds < 60 THEN
+		IF NOT loaded OR cron_version IS NULL
+			OR regexp_match(cron_version, '^(\d+)\.(\d+)')::int[] < '{1,5}' THEN
+			RAISE EXCEPTION 'an interval of less than a minute requires idemq.worker, or pg_cron 1.5 or later in this database'
+				USING ERRCODE = '55000',
+				DETAIL = format('The setting idemq.worker is off, and %s.',
+					CASE WHEN NOT loaded THEN 'pg_cron is not loaded'
+						WHEN cron_version IS NULL THEN
+							'the extension pg_cron has not been created in this database'
+						ELSE format('pg_cron has version %s', cron_version) END),
+				HINT = 'Set idemq.worker to on. Otherwise install pg_cron 1.5 or later, add it to shared_preload_libraries, restart the server, and run CREATE EXTENSION pg_cron or ALTER EXTENSION pg_cron UPDATE in this database.';
+		END IF;
+		-- As below.  A job that calls at least twice per interval, or every second, is enough.
+		PERFORM FROM idemq_internal.latest($q$
+			SELECT j.jobid FROM cron.job j JOIN pg_roles r ON r.rolname = j.username
+			WHERE j.command ~* '^\s*call\s+idemq\.tick\s*\(\s*\)[\s;]*$'
+				AND j.database = current_database()
+				AND has_schema_privilege(r.oid, 'idemq', 'USAGE')
+				AND has_function_privilege(r.oid, 'idemq.tick()', 'EXECUTE')
+				AND substring(j.schedule, '(?i)^\s*(\d+)\s*seconds?\s*$')::int
+					<= greatest($1 / 2, 1)$q$, seconds) AS (jobid bigint);
+		IF NOT FOUND THEN
+			PERFORM cron.schedule('idemq-tick'::text, '1 second'::text, 'CALL idemq.tick()'::text);
+		END IF;
+		RETURN;
+	END IF;
+	IF loaded AND cron_version IS NOT NULL THEN
 		-- A job that was switched off (active is false) stays off.  One of a role that may not call
 		-- idemq.tick is no driver.
 		PERFORM FROM idemq_internal.latest($q$
@@ -223,6 +300,7 @@ DECLARE
 	now timestamptz := idemq.clock_timestamp();
 	queue_id int;
 	done_until timestamptz;
+	paused_at timestamptz;
 	role name := pg_get_userbyid(idemq_internal.caller());
 	most int := current_setting('idemq.max_schedules_per_role');
 	limited boolean := most >= 0 AND NOT pg_has_role(idemq_internal.caller(), current_user,
@@ -249,7 +327,7 @@ BEGIN
 	PERFORM idemq_internal.check_interval('expires_in', expires_in) WHERE expires_in IS NOT NULL;
 	PERFORM idemq_internal.check_kind(kind) WHERE kind IS NOT NULL;
 	queue_id := idemq_internal.queue(queue, 'enqueue', 'keep');
-	PERFORM idemq_internal.require_driver();
+	PERFORM idemq_internal.require_driver(idemq_internal.interval_seconds(cron));
 	IF limited THEN
 		PERFORM idemq_internal.lock_role(idemq_internal.caller(), 'schedules');
 	END IF;
@@ -276,7 +354,7 @@ BEGIN
 					ELSE now END,
 				done_until = CASE WHEN s.cron = excluded.cron AND s.time_zone = excluded.time_zone
 					THEN s.done_until ELSE now END
-			WHERE idemq_internal.may_change(s) RETURNING s.done_until INTO done_until;
+			WHERE idemq_internal.may_change(s) RETURNING s.done_until, s.paused_at INTO done_until, paused_at;
 		EXIT WHEN FOUND;
 	END LOOP;
 	IF limited THEN
@@ -290,37 +368,116 @@ BEGIN
 				HINT = 'Drop a schedule with idemq.unschedule, or raise idemq.max_schedules_per_role.';
 		END IF;
 	END IF;
-	RETURN idemq_internal.next_run(cron, time_zone, done_until);
+	RETURN CASE WHEN paused_at IS NULL
+		THEN idemq_internal.next_run(cron, time_zone, done_until) END;
+END $$;
+
+-- Returns the row of a schedule, locked if the caller may change it, or NULL if there is none.
+-- Privileges are checked first, as in schedule_impl.  While the session waits for the row, the schedule
+-- may be dropped and created again with a new row, so the function looks for the row once more.
+CREATE FUNCTION idemq_internal.try_lock_schedule(name text) RETURNS idemq_internal.schedule_entries
+	LANGUAGE plpgsql AS $$
+#variable_conflict use_variable
+DECLARE
+	s idemq_internal.schedule_entries;
+BEGIN
+	PERFORM idemq_internal.check_text('name', name, 256);
+	LOOP
+		SELECT e.* INTO s FROM idemq_internal.schedule_entries e
+			WHERE e.name = try_lock_schedule.name;
+		EXIT WHEN s.name IS NULL OR NOT idemq_internal.may_change(s);
+		SELECT e.* INTO s FROM idemq_internal.schedule_entries e
+			WHERE e.name = try_lock_schedule.name FOR UPDATE;
+		EXIT WHEN FOUND;
+	END LOOP;
+	RETURN s;
 END $$;
 
 CREATE FUNCTION idemq_internal.unschedule_impl(name text) RETURNS boolean LANGUAGE plpgsql AS $$
-#variable_conflict use_variable
+DECLARE
+	s idemq_internal.schedule_entries := idemq_internal.try_lock_schedule(name);
 BEGIN
-	PERFORM idemq_internal.check_text('name', name, 256);
-	DELETE FROM idemq_internal.schedule_entries s
-		WHERE s.name = unschedule_impl.name AND idemq_internal.may_change(s);
-	IF FOUND THEN
+	IF s.name IS NULL THEN
+		RETURN false;
+	ELSIF idemq_internal.may_change(s) THEN
+		DELETE FROM idemq_internal.schedule_entries e WHERE e.name = s.name;
 		RETURN true;
 	END IF;
-	PERFORM idemq_internal.refuse_schedule(name) FROM idemq_internal.schedule_entries s
-		WHERE s.name = unschedule_impl.name
-			AND idemq_internal.role_may(idemq_internal.caller(), s.queue_id, 'enqueue');
+	PERFORM idemq_internal.refuse_schedule(name)
+		WHERE idemq_internal.role_may(idemq_internal.caller(), s.queue_id, 'enqueue');
 	RETURN false;
 END $$;
 
--- When each schedule is to be looked at, by the worker or by idemq.tick(): when its next run is.
--- One that has failed after failed_after waits from then for as long as that is ago.  One that
--- cannot be read is run now, and says so; so is one whose done_until was written by a clock that
--- was ahead.
-CREATE FUNCTION idemq_internal.schedule_times(now timestamptz, failed_after timestamptz)
-	RETURNS TABLE (name text, at timestamptz, failed_at timestamptz) STABLE LANGUAGE sql AS $$
-	SELECT s.name, CASE WHEN s.failed_at > failed_after
-		AND s.failed_at <= now THEN s.failed_at + (now - failed_after)
-			WHEN s.done_until > now + interval '10 min' THEN now
-			ELSE coalesce(idemq_internal.next_run(s.cron, s.time_zone, s.done_until), now) END,
-				s.failed_at
-		FROM idemq_internal.schedule_entries s
+-- Locks the row of a schedule that will be paused or resumed, so that no session enqueues a tick of
+-- it meanwhile.
+CREATE FUNCTION idemq_internal.lock_schedule(name text) RETURNS idemq_internal.schedule_entries
+	LANGUAGE plpgsql AS $$
+DECLARE
+	s idemq_internal.schedule_entries := idemq_internal.try_lock_schedule(name);
+BEGIN
+	IF s.name IS NULL THEN
+		PERFORM idemq_internal.no_schedule(name);
+	ELSIF NOT idemq_internal.may_change(s) THEN
+		RAISE EXCEPTION 'permission denied for schedule "%"', name USING ERRCODE = '42501',
+			DETAIL = 'Only the role that created the schedule and administrators of its queue may pause and resume it.',
+			HINT = 'Ask that role or an administrator to pause or resume the schedule.';
+	END IF;
+	RETURN s;
+END $$;
+
+CREATE FUNCTION idemq_internal.audit_schedule(action text, s idemq_internal.schedule_entries,
+	job_id bigint DEFAULT NULL)
+	RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM idemq_internal.audit(action, q.queue_id, q.name,
+		jsonb_build_object('schedule', s.name), job_id)
+		FROM idemq.queues q WHERE q.queue_id = s.queue_id;
+END $$;
+
+CREATE FUNCTION idemq_internal.pause_schedule_impl(name text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+	s idemq_internal.schedule_entries := idemq_internal.lock_schedule(name);
+BEGIN
+	IF s.paused_at IS NULL THEN
+		UPDATE idemq_internal.schedule_entries e SET paused_at = idemq.clock_timestamp()
+			WHERE e.name = s.name;
+		PERFORM idemq_internal.audit_schedule('pause_schedule', s);
+	END IF;
+END $$;
+
+CREATE FUNCTION idemq_internal.resume_schedule_impl(name text) RETURNS timestamptz
+	LANGUAGE plpgsql AS $$
+DECLARE
+	s idemq_internal.schedule_entries := idemq_internal.lock_schedule(name);
+BEGIN
+	IF s.paused_at IS NOT NULL THEN
+		s.done_until := greatest(s.done_until, idemq.clock_timestamp());
+		UPDATE idemq_internal.schedule_entries e SET paused_at = NULL, done_until = s.done_until
+			WHERE e.name = s.name;
+		PERFORM idemq_internal.audit_schedule('resume_schedule', s);
+	END IF;
+	RETURN idemq_internal.next_run(s.cron, s.time_zone, s.done_until);
+END $$;
+
+-- When the worker or idemq.tick() must run each schedule (schedule/calendar.c).  retry: a schedule
+-- that has failed is due at once, without the pause before a retry.  place: the ctid of its row.
+CREATE FUNCTION idemq_internal.schedule_times(now timestamptz, retry boolean)
+	RETURNS TABLE (name text, at timestamptz, failed_at timestamptz, place text)
+	STABLE LANGUAGE sql AS $$
+	SELECT s.name, idemq_internal.due_at(s.cron, s.time_zone, s.done_until,
+		CASE WHEN NOT retry THEN s.failed_at END, now), s.failed_at, s.ctid::text
+		FROM idemq_internal.schedule_entries s WHERE s.paused_at IS NULL
 $$;
+
+-- When the worker must run a schedule again that has failed, or whose row another session holds: the
+-- latter is tried again as if it had failed now.  NULL: the schedule no longer exists or is paused.
+CREATE FUNCTION idemq_internal.retry_at(schedule text) RETURNS timestamptz LANGUAGE plpgsql AS $$
+DECLARE
+	now timestamptz := idemq.clock_timestamp();
+BEGIN
+	RETURN (SELECT idemq_internal.due_at(s.cron, s.time_zone, s.done_until, now, now)
+		FROM idemq_internal.schedule_entries s WHERE s.name = schedule AND s.paused_at IS NULL);
+END $$;
 
 -- Behind one that has failed there is only what has failed since.
 CREATE FUNCTION idemq_internal.due_schedules_impl() RETURNS text[] LANGUAGE plpgsql AS $$
@@ -331,20 +488,47 @@ BEGIN
 		SET called_at = excluded.called_at;
 	RETURN ARRAY(SELECT t.name
 		FROM idemq_internal.latest(
-		'SELECT name FROM idemq_internal.schedule_times($1, ''infinity'') '
+		'SELECT name FROM idemq_internal.schedule_times($1, true) '
 		'WHERE at <= $1 ORDER BY failed_at NULLS FIRST, name', now) AS t (name text));
 END $$;
 
--- For the background worker: runs one schedule that is due; one that fails is undone alone, and
--- noted.  A deferred trigger on idemq.jobs runs here, and not at COMMIT, where its error would undo
--- the note, and the schedules that run in the same transaction or after it.
-CREATE FUNCTION idemq_internal.run_or_note(schedule text) RETURNS void LANGUAGE plpgsql AS $$
+-- For the background worker: runs schedules that are due together, in one subtransaction.  Returns
+-- the result of run_schedules, or NULLs if one of them failed: then all are rolled back, and the
+-- worker runs each by itself.  Deferred triggers on idemq.jobs run here rather than at COMMIT, where
+-- their errors would also roll back other tasks.
+CREATE FUNCTION idemq_internal.try_run_schedules(names text[], places text[],
+	OUT due timestamptz[], OUT place text[])
+	LANGUAGE plpgsql AS $$
 BEGIN
-	PERFORM idemq_internal.run_schedule(schedule);
+	SELECT r.due, r.place INTO due, place FROM idemq_internal.run_schedules(names, places) r;
 	SET CONSTRAINTS ALL IMMEDIATE;
 EXCEPTION WHEN query_canceled OR OTHERS THEN
-	RAISE LOG 'schedule "%": %', schedule, SQLERRM USING ERRCODE = SQLSTATE;
+	due := NULL;
+	place := NULL;
+END $$;
+
+-- For the background worker: runs one schedule that is due.  Returns when it is due again, and the
+-- place of its row, or (0,0), where no row can be.  If it fails, only its tick is rolled back, and the
+-- error is noted.  A schedule may fail every second, so the log gets one line per error and minute.
+CREATE FUNCTION idemq_internal.run_or_note(schedule text, INOUT place text, OUT due timestamptz,
+	OUT failed boolean)
+	LANGUAGE plpgsql AS $$
+BEGIN
+	SELECT r.due[1], coalesce(r.place[1], '(0,0)') INTO due, place
+		FROM idemq_internal.run_schedules(ARRAY[schedule], ARRAY[place]) r;
+	SET CONSTRAINTS ALL IMMEDIATE;
+	failed := false;
+EXCEPTION WHEN query_canceled OR OTHERS THEN
+	IF NOT EXISTS (SELECT FROM idemq_internal.schedule_entries s WHERE s.name = schedule
+		AND s.last_error = SQLERRM
+		AND date_trunc('minute', s.failed_at) = date_trunc('minute', idemq.clock_timestamp()))
+	THEN
+		RAISE LOG 'schedule "%": %', schedule, SQLERRM USING ERRCODE = SQLSTATE;
+	END IF;
 	PERFORM idemq_internal.schedule_failed(schedule, SQLERRM);
+	place := '(0,0)';
+	due := idemq_internal.retry_at(schedule);
+	failed := true;
 END $$;
 
 -- For idemq.tick: runs one schedule that is due.  Only a schedule that fails is undone, and it is
@@ -370,6 +554,7 @@ DECLARE
 	queue text := (SELECT q.name FROM idemq.queues q WHERE q.queue_id = s.queue_id);
 	role oid := idemq_internal.role_of(s.created_by, s.created_by_oid);
 	tick_text text := to_char(tick AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"');
+	key text := CASE WHEN is_tick THEN s.name || '@' || tick_text END;
 	job record;
 BEGIN
 	IF is_tick AND NOT idemq_internal.try_share_queue(s.queue_id) THEN
@@ -388,17 +573,21 @@ BEGIN
 				'idemq.grant_queue(%L, %L, ''enqueue''), or call idemq.schedule again.', queue,
 					quote_ident(s.created_by));
 	END IF;
+	IF is_tick THEN
+		PERFORM idemq_internal.tick_key(s.queue_id, key);
+	END IF;
 	SELECT * INTO job
 		FROM idemq_internal.as_role(role,
 		'SELECT id, outcome::pg_catalog.text FROM idemq.enqueue($1, $2, '
 		'key => $3, priority => $4, group_key => $5, max_attempts => $6, headers => $7, expires_in '
 			'=> $8, '
 		'on_duplicate => ''ignore'', nowait => $9, kind => $10)',
-		queue, s.payload, CASE WHEN is_tick THEN s.name || '@' || tick_text END, s.priority,
+		queue, s.payload, key, s.priority,
 			s.group_key, s.max_attempts,
 		coalesce(s.headers, '{}') || jsonb_build_object('schedule', s.name, 'tick', tick_text),
 			expires_in, is_tick, s.kind)
 		AS e (id bigint, outcome text);
+	PERFORM idemq_internal.tick_key(0, '');
 	IF job.outcome = 'locked' THEN
 		RAISE EXCEPTION 'an open transaction holds the key of the tick'
 			USING ERRCODE = '55P03',
@@ -421,39 +610,98 @@ BEGIN
 	RETURN job.id;
 END $$;
 
--- Of the ticks that were missed the last one is made up for, under its own time.  One that fails
--- stays due, and is tried again by the next call, until the next one takes its place.
+-- Runs a schedule whose row, at place, is locked.  If several ticks were missed, it enqueues only the
+-- last one, with its own time in the key.  A tick that fails stays due and is tried again, until the
+-- next one replaces it.  Returns whether a tick was enqueued, and the new row and its place.
+CREATE FUNCTION idemq_internal.run_tick(INOUT s idemq_internal.schedule_entries, INOUT place tid,
+	now timestamptz, OUT ran boolean)
+	LANGUAGE plpgsql AS $$
+DECLARE
+	tick timestamptz := idemq_internal.last_tick(s.cron, s.time_zone, now);
+BEGIN
+	ran := false;
+	IF s.done_until > now + interval '10 min' THEN
+		-- By a clock that was ahead.  Up to that, it is waited for: those ticks are enqueued.
+		s.done_until := now;
+	ELSIF coalesce(tick <= s.done_until, true) THEN
+		RETURN;
+	ELSIF tick + s.expires_in <= now THEN
+		s.done_until := tick;
+		s.failed_at := now;
+		s.last_error := 'the tick was overdue by more than expires_in';
+	ELSE
+		s.last_job := idemq_internal.enqueue_scheduled(s, tick, true,
+			make_interval(secs => extract(epoch FROM tick + s.expires_in - now)));
+		s.done_until := tick;
+		s.last_run := tick;
+		s.failed_at := NULL;
+		s.last_error := NULL;
+		ran := true;
+	END IF;
+	UPDATE idemq_internal.schedule_entries e SET done_until = s.done_until, last_run = s.last_run,
+		last_job = s.last_job, failed_at = s.failed_at, last_error = s.last_error
+		WHERE e.ctid = place RETURNING e.ctid INTO place;
+END $$;
+
 CREATE FUNCTION idemq_internal.run_schedule_impl(name text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-	now timestamptz := idemq.clock_timestamp();
-	s idemq_internal.schedule_entries;
-	tick timestamptz;
-	job bigint;
+	entry record;
 BEGIN
 	PERFORM idemq_internal.given('name', run_schedule_impl.name);
-	SELECT e.* INTO s FROM idemq_internal.schedule_entries e
-		WHERE e.name = run_schedule_impl.name FOR UPDATE SKIP LOCKED;
+	SELECT e AS schedule, e.ctid AS place INTO entry FROM idemq_internal.schedule_entries e
+		WHERE e.name = run_schedule_impl.name AND e.paused_at IS NULL FOR UPDATE SKIP LOCKED;
 	IF NOT FOUND THEN
 		RETURN false;
 	END IF;
-	tick := idemq_internal.last_tick(s.cron, s.time_zone, now);
-	IF s.done_until > now + interval '10 min' THEN
-		-- By a clock that was ahead.  Up to that, it is waited for: those ticks are enqueued.
-		UPDATE idemq_internal.schedule_entries e SET done_until = now WHERE e.name = s.name;
-		RETURN false;
-	ELSIF coalesce(tick <= s.done_until, true) THEN
-		RETURN false;
-	ELSIF tick + s.expires_in <= now THEN
-		UPDATE idemq_internal.schedule_entries e SET done_until = tick, failed_at = now,
-			last_error = 'the tick was overdue by more than expires_in' WHERE e.name = s.name;
-		RETURN false;
-	END IF;
-	job := idemq_internal.enqueue_scheduled(s, tick, true,
-		make_interval(secs => extract(epoch FROM tick + s.expires_in - now)));
-	UPDATE idemq_internal.schedule_entries e SET done_until = tick, last_run = tick, last_job = job,
-		failed_at = NULL, last_error = NULL
-		WHERE e.name = s.name;
-	RETURN true;
+	RETURN (SELECT r.ran FROM idemq_internal.run_tick(entry.schedule, entry.place,
+		idemq.clock_timestamp()) r);
+END $$;
+
+-- Looks for each row at its last known place, and then by name.  If a row is updated every second, it
+-- has one dead version for each second of the oldest snapshot's age, and a search by name would visit
+-- all of them for each tick.  A place is only a hint, so the row there must have one of the names.
+-- That condition is written so that no index fits it, because the planner prefers the index of names
+-- if the table is small.
+CREATE FUNCTION idemq_internal.run_schedules_impl(names text[], places text[],
+	OUT due timestamptz[], OUT place text[])
+	LANGUAGE plpgsql AS $$
+DECLARE
+	now timestamptz := idemq.clock_timestamp();
+	entry record;
+	ran record;
+	many int := cardinality(names);
+BEGIN
+	PERFORM idemq_internal.given('names', names), idemq_internal.given('places', places);
+	due := array_fill(NULL::timestamptz, ARRAY[many]);
+	place := array_fill(NULL::text, ARRAY[many]);
+	FOR entry IN SELECT e AS schedule, e.ctid AS place, array_position(names, e.name) AS n
+		FROM idemq_internal.schedule_entries e
+		WHERE e.ctid = ANY (places::tid[]) AND array_position(names, e.name) IS NOT NULL
+			AND e.paused_at IS NULL
+		FOR UPDATE SKIP LOCKED
+	LOOP
+		SELECT * INTO ran FROM idemq_internal.run_tick(entry.schedule, entry.place, now);
+		due[entry.n] := idemq_internal.due_at((ran.s).cron, (ran.s).time_zone, (ran.s).done_until,
+			(ran.s).failed_at, now);
+		place[entry.n] := ran.place;
+	END LOOP;
+	FOR entry IN SELECT e AS schedule, e.ctid AS place, array_position(names, e.name) AS n
+		FROM idemq_internal.schedule_entries e
+		WHERE e.name = ANY (ARRAY(SELECT m.name FROM unnest(names, place) m (name, place)
+			WHERE m.place IS NULL)) AND e.paused_at IS NULL
+		FOR UPDATE SKIP LOCKED
+	LOOP
+		SELECT * INTO ran FROM idemq_internal.run_tick(entry.schedule, entry.place, now);
+		due[entry.n] := idemq_internal.due_at((ran.s).cron, (ran.s).time_zone, (ran.s).done_until,
+			(ran.s).failed_at, now);
+		place[entry.n] := ran.place;
+	END LOOP;
+	-- Another session holds the row, or there is none, or the schedule is paused (the last two: NULL).
+	FOR i IN 1 .. many LOOP
+		IF place[i] IS NULL THEN
+			due[i] := idemq_internal.retry_at(names[i]);
+		END IF;
+	END LOOP;
 END $$;
 
 CREATE FUNCTION idemq_internal.schedule_failed_impl(name text, error text) RETURNS text
@@ -480,16 +728,13 @@ BEGIN
 	SELECT e.* INTO s FROM idemq_internal.schedule_entries e
 		WHERE e.name = run_schedule_now_impl.name;
 	IF NOT FOUND THEN
-		RAISE EXCEPTION 'schedule "%" does not exist', name USING ERRCODE = '42704',
-			HINT = 'Run SELECT name FROM idemq.schedules to list the schedules that you may see.';
+		PERFORM idemq_internal.no_schedule(name);
 	ELSIF NOT idemq_internal.may_change(s) THEN
 		RAISE EXCEPTION 'permission denied for schedule "%"', name USING ERRCODE = '42501',
 			DETAIL = 'Only the role that created the schedule and administrators of its queue may run it.',
 				HINT = 'Ask that role or an administrator to run the schedule.';
 	END IF;
 	job := idemq_internal.enqueue_scheduled(s, idemq.clock_timestamp(), false, s.expires_in);
-	PERFORM idemq_internal.audit('run_schedule_now', q.queue_id, q.name,
-		jsonb_build_object('schedule', s.name), job)
-		FROM idemq.queues q WHERE q.queue_id = s.queue_id;
+	PERFORM idemq_internal.audit_schedule('run_schedule_now', s, job);
 	RETURN job;
 END $$;

@@ -285,7 +285,8 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 			format('no program has called idemq.tick() for 10 minutes, so '
 			'schedules are waiting (%s): check the pg_cron job "idemq-tick"', count(*))
 		FROM idemq_internal.schedule_entries
-			WHERE part = 'driver' AND created_at < findings.now - interval '10 min'
+			WHERE part = 'driver' AND paused_at IS NULL
+			AND created_at < findings.now - interval '10 min'
 			AND NOT EXISTS (SELECT FROM idemq_internal.ticker
 				WHERE called_at > findings.now - interval '10 min')
 		HAVING count(*) > 0

@@ -1,6 +1,6 @@
 -- Nothing by default; then what is safe for every role that may use the schema.  Not
 -- PUBLIC: idemq.grant_queue gives that with the first privilege on a queue, and the
--- functions check these.  Creating a queue is the DBA's to give away:
+-- functions check these.  Only the DBA can grant the right to create queues, even with ensure_queue:
 --   GRANT USAGE ON SCHEMA idemq TO app_owner;
 --   GRANT EXECUTE ON FUNCTION idemq.create_queue TO app_owner;
 -- and so are once and admit, since all roles that have them share keys and buckets,
@@ -58,10 +58,11 @@ GRANT SELECT ON idemq.memory, idemq.admissions, idemq.once_calls, idemq.publish_
 -- idemq.tick is for the owner alone: it drives the schedules.
 GRANT SELECT ON idemq.schedules TO PUBLIC;
 GRANT EXECUTE ON FUNCTION
-	idemq.schedule, idemq.unschedule, idemq.next_tick, idemq.last_tick
+	idemq.schedule, idemq.unschedule, idemq.pause_schedule, idemq.resume_schedule, idemq.next_tick,
+	idemq.last_tick
 	TO PUBLIC;
 GRANT EXECUTE ON FUNCTION
-	idemq.alter_queue, idemq.drop_queue, idemq.pause, idemq.resume, idemq.purge,
+	idemq.alter_queue, idemq.ensure_queue, idemq.drop_queue, idemq.pause, idemq.resume, idemq.purge,
 	idemq.grant_queue, idemq.revoke_queue,
 	idemq.enqueue, idemq.enqueue_many, idemq.cancel, idemq.cancel_many, idemq.cancel_matching,
 		idemq.retry,
@@ -93,13 +94,13 @@ GRANT SELECT ON idemq.prometheus, idemq.prometheus_names, idemq.maintenance_task
 GRANT EXECUTE ON FUNCTION idemq.prometheus_text TO pg_monitor;
 -- For operators; each asks for itself.
 GRANT EXECUTE ON FUNCTION idemq.revoke_lease, idemq.run_schedule_now TO PUBLIC;
--- A handler is a process of the server's: set_handler is the DBA's to give away.
+-- A handler is a process of the server, so only the DBA can grant EXECUTE on set_handler, which ensure_handler also requires.
 GRANT SELECT ON idemq.handlers TO PUBLIC;
-GRANT EXECUTE ON FUNCTION idemq.drop_handler, idemq.current_job TO PUBLIC;
--- Topics; to create one is the DBA's to give away.
+GRANT EXECUTE ON FUNCTION idemq.drop_handler, idemq.ensure_handler, idemq.current_job TO PUBLIC;
+-- Topics.  Only the DBA can grant EXECUTE on create_topic, which ensure_topic also requires.
 GRANT SELECT ON idemq.topics, idemq.topic_bindings TO PUBLIC;
 GRANT EXECUTE ON FUNCTION
-	idemq.drop_topic, idemq.grant_topic, idemq.revoke_topic, idemq.bind_topic, idemq.unbind_topic,
+	idemq.ensure_topic, idemq.drop_topic, idemq.grant_topic, idemq.revoke_topic, idemq.bind_topic, idemq.unbind_topic,
 	idemq.publish, idemq.topic_matches
 	TO PUBLIC;
 -- Events.

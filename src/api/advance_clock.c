@@ -235,7 +235,7 @@ advance_clock_warn(const Left *left)
 
 /*
  * Warns of schedules that were due by a time and have not run.  That is not waited for: one that has
- * failed is not tried again before a minute has passed.
+ * failed is tried again later.
  */
 static void
 warn_of_schedules(TimestampTz by)
@@ -248,8 +248,8 @@ warn_of_schedules(TimestampTz by)
 		ereport(WARNING, errmsg("some schedules that were due have not enqueued their jobs"),
 				errdetail("Schedules: %s.", overdue),
 				errhint(
-					"Check last_error in idemq.schedules. idemq will retry these schedules in one "
-					"minute, as measured by its own clock."));
+					"Check last_error in idemq.schedules. idemq will retry each of these schedules "
+					"at its next tick, or in one minute if that is earlier."));
 	commit();
 }
 

@@ -60,6 +60,13 @@ extern void idemq_enqueue_set_options(JobChange *columns, const QueueInfo *queue
 									  const NullableDatum *values);
 
 /*
+ * wait.c
+ *		Ending the waits of other sessions, for functions that a worker calls in any case.
+ */
+
+extern void idemq_end_waits_arg(FunctionCallInfo fcinfo, int arg);
+
+/*
  * depends_on.c
  *		The arguments of an enqueue that say what the job waits for.
  */
@@ -161,5 +168,21 @@ extern void idemq_wrapper_report(int level, const char *message, const char *det
 extern int idemq_wrapper_become(Oid role);
 extern int idemq_wrapper_become_caller(void);
 extern void idemq_wrapper_become_owner(int guc_level);
+
+/*
+ * create_queue.c
+ *		Creating a queue, and changing its settings.
+ */
+
+extern void idemq_check_dead_letter_queue(FunctionCallInfo fcinfo, const char *name, int32 id);
+extern bool idemq_create_queue(FunctionCallInfo fcinfo, QueueInfo *queue);
+extern void idemq_change_queue(FunctionCallInfo fcinfo, QueueInfo *queue, bool latest);
+
+/*
+ * ensure_queue.c
+ *		Declaring a queue; and what it shares with ensure_topic and ensure_handler.
+ */
+
+extern Oid idemq_ensure_may_call(const char *function, const char *what, const char *name);
 
 #endif

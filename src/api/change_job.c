@@ -104,9 +104,12 @@ idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *q
 		/* The write leaves nothing of the fetched row. */
 		if (entry.action != NULL && !job.row->tts_isnull[COL_KIND])
 			change_job_note(&entry, "kind", TextDatumGetCString(job.row->tts_values[COL_KIND]));
-		/* The write may have to wait for the worker, so the worker is told first. */
-		if (event == EVENT_CANCEL && job.status == JOB_RUNNING)
-			idemq_pending_note_cancel(queue.id, id, job.token);
+		/*
+		 * The write may have to wait for the worker, so the worker is told first.  A call that does
+		 * not wait does not wake it: it would stop for a job that is then left as it is.
+		 */
+		if ((event == EVENT_CANCEL || event == EVENT_RELEASE) && job.status == JOB_RUNNING)
+			idemq_pending_note_cancel(queue.id, id, job.token, changer->wait != JOB_SKIPS);
 		write = idemq_transition(table, &job, &queue, event, &args, changer->wait);
 		if (write == JOB_LOCKED)
 			return OUTCOME_LOCKED;

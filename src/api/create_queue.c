@@ -11,11 +11,13 @@
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
 
+#include "api/api.h"
 #include "base/base.h"
 #include "job/job.h"
 #include "queue/queue.h"
@@ -24,10 +26,12 @@
 #include "txn/txn.h"
 
 /*
- * Checks dead_letter_queue, if it is given; id is 0 for a new queue.  See idemq_dead_letter_check.
+ * Checks dead_letter_queue, if it is given; id is 0 for a new queue.  See idemq_dead_letter_check.  The
+ * caller does not hold the row of the queue yet: this waits for a session that drops the dead-letter
+ * queue, and that session writes the rows of the queues that have it.
  */
-static void
-check_dead_letter_queue(FunctionCallInfo fcinfo, const char *name, int32 id)
+void
+idemq_check_dead_letter_queue(FunctionCallInfo fcinfo, const char *name, int32 id)
 {
 	int n = idemq_setting_arg("dead_letter_queue");
 
@@ -71,15 +75,11 @@ grant_admin(int32 queue_id, Oid role)
 	idemq_usage_settle(role);
 }
 
-/* create_queue(name, settings ...) -> queue_id; 42710, 42602, 22004, 22023, IQ005, 42501, 53400. */
-SQL_FUNCTION(idemq_sql_create_queue)
+/* Raises 42602 for a name that no queue may have. */
+static void
+check_name(const char *name)
 {
-	char *name = idemq_arg_text(fcinfo, 0, "name", IDEMQ_MAX_QUEUE_NAME);
-	Oid creator = GetUserId();
-	QueueInfo queue;
-	int32 id;
-
-	for (char *c = name; *c != '\0'; c++)
+	for (const char *c = name; *c != '\0'; c++)
 	{
 		bool letter = (*c >= 'A' && *c <= 'Z') || (*c >= 'a' && *c <= 'z') || *c == '_';
 		bool other = (*c >= '0' && *c <= '9') || *c == '.' || *c == '-';
@@ -88,29 +88,61 @@ SQL_FUNCTION(idemq_sql_create_queue)
 			ereport(ERROR, errcode(ERRCODE_INVALID_NAME), errmsg("invalid queue name \"%s\"", name),
 					errhint("Use letters, digits, _, . and -. Begin with a letter or _."));
 	}
+}
 
+/*
+ * Creates a queue with the arguments of create_queue, and looks it up; the caller writes the audit.
+ * Returns false when there is one of that name.  Waits for a session that creates, or declares, a
+ * queue of that name.  Raises 42602, 22004, 22023, IQ005, 42501, 53400, 25006, 55000.
+ */
+bool
+idemq_create_queue(FunctionCallInfo fcinfo, QueueInfo *queue)
+{
+	char *name = idemq_arg_text(fcinfo, 0, "name", IDEMQ_MAX_QUEUE_NAME);
+	Oid creator = GetUserId();
+	int32 id;
+
+	check_name(name);
 	idemq_settings_check(fcinfo, true);
 	idemq_jobs_check_writable();
-	check_dead_letter_queue(fcinfo, name, 0);
+	idemq_queue_lock_name(name);
+	idemq_check_dead_letter_queue(fcinfo, name, 0);
 	if (!idemq_settings_insert(fcinfo, name, &id))
-		ereport(ERROR, errcode(ERRCODE_DUPLICATE_OBJECT),
-				errmsg("queue \"%s\" already exists", name),
-				errhint("Change it with idemq.alter_queue."));
+		return false;
 	idemq_pending_note(ACTION_CREATE_QUEUE, NULL, id);
 	if (!has_privs_of_role(creator, idemq_oids()->owner))
 		grant_admin(id, creator);
-	if (idemq_queue_by_id(id, &queue))
+	/* A trigger that the DBA has put on the table may have changed the row, or taken it away. */
+	if (!idemq_queue_by_id(id, queue))
 	{
-		idemq_queue_need_qstate(&queue);
-		idemq_counters_set_empty(idemq_qstate_index(queue.qstate), id);
-		idemq_qstate_note_new(queue.qstate, id);
-		idemq_settings_check_lease(&queue, queue.lease);
-		idemq_audit(&(AuditEntry){.action = "create_queue",
-								  .queue = &queue,
-								  .details = idemq_settings_document(id, 0)});
-		warn_of_short_window(&queue);
+		memset(queue, 0, sizeof(*queue));
+		queue->id = id;
+		return true;
 	}
-	PG_RETURN_INT32(id);
+	idemq_queue_need_qstate(queue);
+	idemq_counters_set_empty(idemq_qstate_index(queue->qstate), id);
+	idemq_qstate_note_new(queue->qstate, id);
+	idemq_settings_check_lease(queue, queue->lease);
+	warn_of_short_window(queue);
+	return true;
+}
+
+/* create_queue(name, settings ...) -> queue_id; 42710, 42602, 22004, 22023, IQ005, 42501, 53400. */
+SQL_FUNCTION(idemq_sql_create_queue)
+{
+	QueueInfo queue;
+	AuditEntry entry = {.action = "create_queue", .queue = &queue};
+
+	if (!idemq_create_queue(fcinfo, &queue))
+		ereport(ERROR, errcode(ERRCODE_DUPLICATE_OBJECT),
+				errmsg("queue \"%s\" already exists", TextDatumGetCString(PG_GETARG_DATUM(0))),
+				errhint(
+					"Change it with idemq.alter_queue, or use idemq.ensure_queue, which creates or "
+					"changes a queue."));
+	entry.details = idemq_settings_document(queue.id, 0, false);
+	if (entry.details != (Datum) 0)
+		idemq_audit(&entry);
+	PG_RETURN_INT32(queue.id);
 }
 
 /*
@@ -134,42 +166,65 @@ is_given(FunctionCallInfo fcinfo, const char *name)
 	return !PG_ARGISNULL(idemq_setting_arg(name));
 }
 
+/*
+ * Changes a queue to the arguments of alter_queue that are not NULL, and looks it up again.  The caller
+ * has checked the privilege and the arguments, and holds the row (idemq_settings_document, with the
+ * same latest).  Raises 22023 for lease.
+ */
+void
+idemq_change_queue(FunctionCallInfo fcinfo, QueueInfo *queue, bool latest)
+{
+	QueueInfo former = *queue;
+
+	idemq_settings_update(fcinfo, queue->name, latest);
+	if (is_given(fcinfo, "group_max_running") || is_given(fcinfo, "group_rate_limit") ||
+		is_given(fcinfo, "group_rate_period") || is_given(fcinfo, "group_rate_burst"))
+		idemq_pending_note(ACTION_GROUPS, NULL, queue->id);
+	if (!idemq_queue_by_id(former.id, queue))
+	{
+		*queue = former;
+		return;
+	}
+	/* group_max_running was 1. */
+	if (is_given(fcinfo, "group_max_running") && !idemq_groups_use_permits(&former) &&
+		idemq_groups_use_permits(queue))
+		(void) idemq_spi_do(&end_waits,
+							(Datum[]){Int32GetDatum(queue->id), TimestampTzGetDatum(idemq_now()),
+									  Int32GetDatum(JOB_PERMIT), Int32GetDatum(JOB_RATE_LIMITED)},
+							NULL);
+	if (is_given(fcinfo, "lease") || is_given(fcinfo, "max_lease"))
+		idemq_settings_check_lease(queue, queue->lease);
+	if (is_given(fcinfo, "lease") || is_given(fcinfo, "max_attempts") ||
+		is_given(fcinfo, "idempotency_window"))
+		warn_of_short_window(queue);
+}
+
 /* alter_queue(name, settings ...) -> void; IQ005, 42501, 22004, 22023. */
 SQL_FUNCTION(idemq_sql_alter_queue)
 {
 	QueueInfo queue;
-	QueueInfo former;
 	AuditEntry entry = {.action = "alter_queue", .queue = &queue};
 	Datum before;
 
 	idemq_queue_arg(fcinfo, 0, "name", PRIVILEGE_ADMIN, &queue);
 	idemq_settings_check(fcinfo, false);
 	idemq_jobs_check_writable();
-	check_dead_letter_queue(fcinfo, queue.name, queue.id);
-	before = idemq_settings_document(queue.id, 0);
+	/* Before the row, as ensure_queue does: the two do not deadlock, even in one transaction. */
+	idemq_queue_lock_name(queue.name);
+	idemq_queue_by_name(queue.name, PRIVILEGE_ADMIN, &queue);
+	idemq_check_dead_letter_queue(fcinfo, queue.name, queue.id);
+	before = idemq_settings_document(queue.id, 0, false);
 	if (before == (Datum) 0)
+	{
+		if (IsolationUsesXactSnapshot() && idemq_queue_by_id(queue.id, &queue))
+			ereport(ERROR, errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+					errmsg("could not serialize access due to concurrent create_queue"),
+					errhint("Run the transaction again."));
 		PG_RETURN_VOID(); /* dropped meanwhile */
-	idemq_settings_update(fcinfo, queue.name);
-	if (is_given(fcinfo, "group_max_running") || is_given(fcinfo, "group_rate_limit") ||
-		is_given(fcinfo, "group_rate_period") || is_given(fcinfo, "group_rate_burst"))
-		idemq_pending_note(ACTION_GROUPS, NULL, queue.id);
-	former = queue;
-	/* group_max_running was 1. */
-	if (is_given(fcinfo, "group_max_running") && idemq_queue_by_id(queue.id, &queue) &&
-		!idemq_groups_use_permits(&former) && idemq_groups_use_permits(&queue))
-		(void) idemq_spi_do(&end_waits,
-							(Datum[]){Int32GetDatum(queue.id), TimestampTzGetDatum(idemq_now()),
-									  Int32GetDatum(JOB_PERMIT), Int32GetDatum(JOB_RATE_LIMITED)},
-							NULL);
-	if ((is_given(fcinfo, "lease") || is_given(fcinfo, "max_lease")) &&
-		idemq_queue_by_id(queue.id, &queue))
-		idemq_settings_check_lease(&queue, queue.lease);
-	entry.details = idemq_settings_document(queue.id, before);
+	}
+	idemq_change_queue(fcinfo, &queue, false);
+	entry.details = idemq_settings_document(queue.id, before, false);
 	if (entry.details != (Datum) 0)
 		idemq_audit(&entry);
-	if ((is_given(fcinfo, "lease") || is_given(fcinfo, "max_attempts") ||
-		 is_given(fcinfo, "idempotency_window")) &&
-		idemq_queue_by_id(queue.id, &queue))
-		warn_of_short_window(&queue);
 	PG_RETURN_VOID();
 }

@@ -159,8 +159,8 @@ fill_answer(const EnqueueAnswer *answer, Datum *values, bool *nulls)
  * enqueue(queue, payload, key, delay, run_at, priority, group_key, max_attempts,
  *		headers, expires_in, key_ttl, on_duplicate, nowait, kind,
  *		max_wait, depends_on, on_parent_failure) -> (id, outcome, status, result); IQ002,
- * IQ003, IQ004, IQ005, IQ007, 42501, 22004, 22023, 40001, 54000, 55P03.  CALL enqueue_job has four
- * more INOUT arguments, which are filled from that row.
+ * IQ003, IQ004, IQ005, IQ007, 42501, 22004, 22023, 40001, 53400, 54000, 55P03.  CALL enqueue_job has
+ * four more INOUT arguments, which are filled from that row.
  */
 SQL_FUNCTION(idemq_sql_enqueue)
 {

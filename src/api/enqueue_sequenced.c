@@ -138,8 +138,8 @@ fill_last(int64 id, Datum *values, bool *nulls, bool *own)
 
 /*
  * enqueue_sequenced(queue, producer, seq, payload, delay, run_at, priority, group_key,
- *		max_attempts, headers, expires_in, kind) -> (id, outcome, status, result); IQ005, IQ007, 42501,
- *		22004, 22023, 40001, 54000.
+ *		max_attempts, headers, expires_in, kind) -> (id, outcome, status, result); IQ005, IQ007,
+ *		42501, 22004, 22023, 40001, 53400, 54000, 55P03.
  */
 SQL_FUNCTION(idemq_sql_enqueue_sequenced)
 {

@@ -13,6 +13,7 @@
 #include "utils/builtins.h"
 #include "utils/tuplestore.h"
 
+#include "api/api.h"
 #include "base/base.h"
 #include "job/job.h"
 #include "queue/queue.h"
@@ -76,6 +77,9 @@ beat_by_row(int64 id, int64 token, int64 length)
 			case LEASE_TAKEN:
 				(void) idemq_lost_leases_settle(&lost, &table, &attempt.queue);
 				outcome = idemq_attempt_find(&table, id, token, &attempt);
+				/* The new entry does not know the worker's process. */
+				if (outcome == OUTCOME_CURRENT)
+					(void) beat_entry(attempt.queue.id, id, token, length);
 				break;
 			case LEASE_LIMIT: /* stands in the way of claims only */
 				break;
@@ -130,8 +134,8 @@ SQL_FUNCTION(idemq_sql_heartbeat)
 }
 
 /*
- * heartbeat_many(ids, tokens, lease) -> setof (id, token, outcome as heartbeat); 22004, 22023
- *		and 53400.
+ * heartbeat_many(ids, tokens, lease, end_waits) -> setof (id, token, outcome as heartbeat); 22004,
+ *		22023 and 53400.
  * Leases with an entry come first: an error at another's row, such as 53400 for a queue without
  * a state, does not keep them from being renewed.
  */
@@ -144,6 +148,7 @@ SQL_FUNCTION(idemq_sql_heartbeat_many)
 	Datum *outcomes; /* 0: not yet */
 
 	idemq_arg_attempts(fcinfo, &ids, &tokens);
+	idemq_end_waits_arg(fcinfo, 3);
 	idemq_following_refuse();
 	set = idemq_srf_begin(fcinfo);
 	outcomes = palloc0((ids.count + 1) * sizeof(Datum));

@@ -20,8 +20,8 @@
 #include "api/api.h"
 #include "base/base.h"
 #include "queue/queue.h"
+#include "shared/leases/leases.h"
 #include "shared/processes/processes.h"
-#include "shared/waiters/waiters.h"
 #include "table/table.h"
 #include "txn/txn.h"
 
@@ -82,27 +82,30 @@ SQL_FUNCTION(idemq_sql_internal_check_ids)
 	PG_RETURN_VOID();
 }
 
-/*
- * end_waits(pids) -> void; 22004, 22023: ends the waits of these sessions of the login role, at once.
- * A rollback does not undo it.
- */
+/* end_waits(pids) -> void; 22004, 22023; as idemq_end_waits_arg. */
 SQL_FUNCTION(idemq_sql_internal_end_waits)
 {
-	ArrayArg pids;
+	(void) idemq_wrapper_caller();
+	idemq_end_waits_arg(fcinfo, 0);
+	PG_RETURN_VOID();
+}
+
+/*
+ * mark_cancels(queue_id) -> void: tells the workers of the queue's running jobs that this transaction
+ * ends their attempts.
+ */
+SQL_FUNCTION(idemq_sql_internal_mark_cancels)
+{
+	int32 queue_id = PG_GETARG_INT32(0);
+	int count;
+	Lease *leases;
 
 	(void) idemq_wrapper_caller();
-	idemq_arg_array(fcinfo, 0, "end_waits", INT4OID, false, &pids);
-	/* Each one searches the sessions of the server. */
-	if (pids.count > MaxBackends)
-		ereport(
-			ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-			errmsg("end_waits has %d elements, which is more than the maximum number of sessions",
-				   pids.count),
-			errhint("Pass only the sessions of this worker."));
-	for (int i = 0; i < pids.count; i++)
+	leases = idemq_lease_copy_all(&count);
+	for (int i = 0; i < count; i++)
 	{
-		CHECK_FOR_INTERRUPTS();
-		idemq_end_wait_of(DatumGetInt32(pids.values[i]));
+		if (leases[i].queue_id == queue_id && !leases[i].claiming)
+			idemq_pending_note_cancel(queue_id, leases[i].key.job_id, leases[i].token, true);
 	}
 	PG_RETURN_VOID();
 }
@@ -154,6 +157,7 @@ open_queue(FunctionCallInfo fcinfo, const char *privilege, const char *hold, con
 {
 	LOCKMODE mode = strcmp(hold, "exclusive") == 0 ? AccessExclusiveLock : AccessShareLock;
 	int wanted = internal_privileges_named(privilege);
+	bool is_named = strcmp(hold, "name") == 0;
 	QueueInfo queue;
 
 	if (strcmp(privilege, "any") == 0)
@@ -163,12 +167,13 @@ open_queue(FunctionCallInfo fcinfo, const char *privilege, const char *hold, con
 			idemq_queue_arg(fcinfo, 0, argument, wanted, &queue);
 		return queue.id;
 	}
-	if (strcmp(hold, "") == 0)
-		idemq_queue_arg(fcinfo, 0, argument, wanted, &queue);
-	else
-		idemq_queue_open(fcinfo, 0, argument, wanted, mode, &queue);
-	if (strcmp(hold, "keep") == 0)
-		idemq_queue_keep(&queue);
+	idemq_queue_arg(fcinfo, 0, argument, wanted, &queue);
+	if (is_named || mode == AccessExclusiveLock)
+		idemq_queue_lock_name(queue.name);
+	if (strcmp(hold, "") != 0)
+		idemq_queue_hold(&queue, wanted, mode);
+	if (is_named || strcmp(hold, "keep") == 0)
+		idemq_queue_keep(&queue, is_named);
 	return queue.id;
 }
 
@@ -176,7 +181,9 @@ open_queue(FunctionCallInfo fcinfo, const char *privilege, const char *hold, con
  * queue(name, privilege, hold, argument) -> its id; IQ005, 42501, 22004, 22023.
  * privilege: enqueue, claim, admin; change: enqueue or admin; any: needs none, and ignores hold.
  * hold, to the end of the transaction: '': not at all; share: it cannot be dropped; keep: nor can
- * its row be deleted; exclusive: nobody else holds it.  argument: the caller's argument's name.
+ * its row be deleted; name: as keep, even if the row is newer than the snapshot, and the name is
+ * locked (idemq_queue_lock_name); exclusive: nobody else holds it, and the name is locked.
+ * argument: the caller's argument's name.
  */
 SQL_FUNCTION(idemq_sql_internal_queue)
 {
@@ -194,6 +201,17 @@ SQL_FUNCTION(idemq_sql_internal_try_share_queue)
 {
 	(void) idemq_wrapper_caller();
 	PG_RETURN_BOOL(idemq_queue_try_lock(PG_GETARG_INT32(0), AccessShareLock));
+}
+
+/* tick_key(queue_id, key) -> void: the tick that is being enqueued uses this key; queue_id 0: end. */
+SQL_FUNCTION(idemq_sql_internal_tick_key)
+{
+	text *key;
+
+	(void) idemq_wrapper_caller();
+	key = PG_GETARG_TEXT_PP(1);
+	idemq_tick_key_own(PG_GETARG_INT32(0), VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key));
+	PG_RETURN_VOID();
 }
 
 /* worker_comes() -> whether this database has a background worker, or will have one. */

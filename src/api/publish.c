@@ -23,8 +23,8 @@
  * or gets none if when_full of the binding is skip.  The binding's row has an exact count of the jobs
  * that were added over the limit.  Publishers do not wait for each other to update it: a publisher
  * that cannot lock the row at once, or that runs above READ COMMITTED, inserts a row for the job into
- * topic_over_limit, and the next publisher that gets the lock, or the next pass of retention, adds these rows to
- * the count.
+ * topic_over_limit.  The next publisher that gets the lock, or the next pass of retention, adds these
+ * rows to the count.
  */
 #include "postgres.h"
 
@@ -253,12 +253,15 @@ SQL_FUNCTION(idemq_sql_publish)
 			idemq_queue_lock(binding->queue_id, AccessShareLock);
 			held = counts(&call, binding, &queue);
 		}
-		if (held && binding->queue_id == served)
-			;
-		else if (held && publish_add_job(&call, binding, &queue))
-			served = binding->queue_id;
-		else
+		if (!held)
 			skip(&call, binding);
+		else if (binding->queue_id != served)
+		{
+			if (publish_add_job(&call, binding, &queue))
+				served = binding->queue_id;
+			else
+				skip(&call, binding);
+		}
 		MemoryContextSwitchTo(old);
 		MemoryContextReset(job_context);
 	}

@@ -19,7 +19,7 @@ release_args(FunctionCallInfo fcinfo)
 	return finish;
 }
 
-/* release(id, token, delay) -> released | stale | not_found; 40001. */
+/* release(id, token, delay) -> released | cancelled | stale | not_found; 40001. */
 SQL_FUNCTION(idemq_sql_release)
 {
 	Finish finish = release_args(fcinfo);

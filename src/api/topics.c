@@ -1,6 +1,6 @@
 /*
  * api/topics.c
- *		SQL function topic_matches; and what the functions of sql/parts/47_topics.sql ask of C:
+ *		SQL functions topic_matches and ensure_topic; and what the functions of sql/parts/47_topics.sql ask of C:
  *		topic_space, topic, topic_may (api/wrapper.c).
  */
 #include "postgres.h"
@@ -10,6 +10,7 @@
 #include "api/api.h"
 #include "base/base.h"
 #include "queue/queue.h"
+#include "table/table.h"
 
 /* topic_matches(pattern, topic) -> whether a queue bound by pattern gets jobs of topic; 22023. */
 SQL_FUNCTION(idemq_sql_topic_matches)
@@ -22,11 +23,56 @@ SQL_FUNCTION(idemq_sql_topic_matches)
 	PG_RETURN_BOOL(idemq_topic_matches(&pattern, &topic));
 }
 
+/* Returns whether there is a space.  Raises 42501 for one on which the role holds no privilege. */
+static bool
+is_usable_topic(const char *name)
+{
+	TopicSpace space;
+
+	if (!idemq_topic_find(name, &space))
+		return false;
+	idemq_topic_open(name, TOPIC_ALL, &space);
+	return true;
+}
+
+/*
+ * ensure_topic(topic) -> whether it was created; 22004, 22023, 42501, 25006.  As ensure_queue
+ * (api/ensure_queue.c): a call that finds the space reads only, and of two that create it at once the
+ * second finds the space of the first.
+ */
+SQL_FUNCTION(idemq_sql_ensure_topic)
+{
+	char *name = idemq_arg_text(fcinfo, 0, "topic", IDEMQ_MAX_NAME_ARG);
+	const char *outcome = "unchanged";
+
+	if (!is_usable_topic(name))
+	{
+		Oid creator = idemq_ensure_may_call("create_topic", "create the topic", name);
+
+		idemq_jobs_check_writable();
+		idemq_topic_lock_name(name);
+		if (!is_usable_topic(name))
+		{
+			(void) OidFunctionCall1(creator, PG_GETARG_DATUM(0));
+			outcome = "created";
+		}
+	}
+	PG_RETURN_TEXT_P(cstring_to_text(outcome));
+}
+
 /* check_space(topic) -> void; 22004, 22023. */
 SQL_FUNCTION(idemq_sql_internal_check_space)
 {
 	(void) idemq_wrapper_caller();
 	idemq_topic_check_space(idemq_arg_text(fcinfo, 0, "topic", IDEMQ_MAX_NAME_ARG));
+	PG_RETURN_VOID();
+}
+
+/* lock_topic(topic) -> void; idemq_topic_lock_name. */
+SQL_FUNCTION(idemq_sql_internal_lock_topic)
+{
+	(void) idemq_wrapper_caller();
+	idemq_topic_lock_name(TextDatumGetCString(PG_GETARG_DATUM(0)));
 	PG_RETURN_VOID();
 }
 

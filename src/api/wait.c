@@ -11,6 +11,10 @@
  * A wait also ends when another session of the same role asks for that, as if its timeout had
  * passed (shared/waiters/end_wait.c): a worker that stops does not have to cancel its wait.
  *
+ * In a session with idemq.process, wait and wait_any also end when an attempt of the process is
+ * being cancelled or has been ended by another session (shared/waiters/listeners.c).  If the queue is
+ * NULL, wait sleeps only until then: a process without a free slot must not take a signal for a job.
+ *
  * A signal is meant for one waiter.  A waiter that leaves without a check since its signal,
  * even by error or cancel, passes the signal on.
  *		Model: test/model/wake.pml; two waiters, two wakers, one cancel.
@@ -84,7 +88,8 @@ typedef struct Wait
 {
 	int64 begun;	/* mono */
 	int64 deadline; /* mono */
-	bool ended;		/* by a request of another session (shared/waiters/end_wait.c) */
+	bool listens; /* also for what ends the attempts of its process (shared/waiters/listeners.c) */
+	bool ended;	  /* by a request of another session (shared/waiters/end_wait.c), or told */
 	int count;
 	Target *targets;
 	MemoryContext check_context; /* reset after each check */
@@ -339,6 +344,8 @@ sleep_and_check(Wait *wait)
 		CHECK_FOR_INTERRUPTS();
 		now = idemq_mono_now();
 		wait->ended = idemq_end_wait_taken();
+		if (wait->listens && idemq_listener_told())
+			wait->ended = true;
 		if (wait->ended || now >= wait->deadline)
 			return false;
 		if (again > now)
@@ -371,6 +378,9 @@ wait_for_targets(Wait *wait, int64 timeout)
 	wait->check_context =
 		AllocSetContextCreate(CurrentMemoryContext, "idemq wait", ALLOCSET_DEFAULT_SIZES);
 	wait_begin(wait);
+	/* No check will end the transaction of the CALL, whose snapshot would keep VACUUM from its work. */
+	if (wait->count == 0)
+		SPI_commit();
 	PG_TRY();
 	{
 		came = sleep_and_check(wait);
@@ -384,7 +394,10 @@ wait_for_targets(Wait *wait, int64 timeout)
 	return came;
 }
 
-/* Waits for one of some queues, and answers ready. */
+/*
+ * Waits for one of some queues, and answers ready.  Without a queue, only the end of an attempt or
+ * the timeout ends the wait.
+ */
 static Datum
 wait_for_queues(FunctionCallInfo fcinfo, Wait *wait, int timeout_arg)
 {
@@ -403,13 +416,17 @@ SQL_FUNCTION(idemq_sql_wait)
 	Wait wait = {.count = 1, .targets = &target};
 
 	idemq_check_top_level(fcinfo, "wait", WHY_TOP_LEVEL);
-	target.queue = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
+	wait.listens = idemq_listener_begin();
+	if (wait.listens && PG_ARGISNULL(0))
+		wait.count = 0;
+	else
+		target.queue = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
 	return wait_for_queues(fcinfo, &wait, 1);
 }
 
 /*
  * wait_for_room(queue text, jobs int, timeout interval, INOUT ready bool); 2D000, IQ005, IQ007,
- * 42501, 22004, 22023, 25006.
+ * 42501, 22004, 22023, 25006, 53400, 55000.
  */
 SQL_FUNCTION(idemq_sql_wait_for_room)
 {
@@ -434,11 +451,36 @@ SQL_FUNCTION(idemq_sql_wait_any)
 	if (queues.count == 0)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("queues must not be empty"),
 				errhint("Pass the name of at least one queue."));
+	wait.listens = idemq_listener_begin();
 	wait.count = queues.count;
 	wait.targets = palloc0(queues.count * sizeof(Target));
 	for (int i = 0; i < queues.count; i++)
 		wait.targets[i].queue = TextDatumGetCString(queues.values[i]);
 	return wait_for_queues(fcinfo, &wait, 1);
+}
+
+/*
+ * Ends at once the waits of the sessions whose process ids are in the argument end_waits, if these
+ * sessions have the same login role.  A rollback does not undo this.  22004, 22023.
+ */
+void
+idemq_end_waits_arg(FunctionCallInfo fcinfo, int arg)
+{
+	ArrayArg pids;
+
+	idemq_arg_array(fcinfo, arg, "end_waits", INT4OID, false, &pids);
+	/* Each one searches the sessions of the server. */
+	if (pids.count > MaxBackends)
+		ereport(
+			ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			errmsg("end_waits has %d elements, which is more than the maximum number of sessions",
+				   pids.count),
+			errhint("Pass only the sessions of this worker."));
+	for (int i = 0; i < pids.count; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		idemq_end_wait_of(DatumGetInt32(pids.values[i]));
+	}
 }
 
 /* Raises IQ002 for wait_result and wait_results. */

@@ -371,6 +371,7 @@ extern int idemq_max_handler_workers;
 extern int idemq_max_document;	  /* kB */
 extern int idemq_audit_retention; /* minutes; below 0: for ever */
 extern char *idemq_actor;		  /* for idemq.audit; empty: not said */
+extern char *idemq_process;		  /* identifies the worker of this session; empty: not set */
 extern int idemq_purge_interval;  /* ms; not above 0: off */
 
 extern void idemq_settings_define(void);
@@ -648,6 +649,7 @@ typedef struct ObjectOids
 extern IdemqPresence idemq_presence(void);
 pg_noreturn extern void idemq_refuse_outdated(void);
 extern const ObjectOids *idemq_oids(void);
+extern Oid idemq_function_oid(const char *name);
 extern void idemq_oids_install(void);
 extern JobStatus idemq_status_from_oid(Oid value);
 extern const char *idemq_status_name(JobStatus status);

@@ -8,11 +8,14 @@
  */
 #include "postgres.h"
 
+#include "access/htup_details.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_enum.h"
+#include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "utils/builtins.h"
+#include "utils/catcache.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/syscache.h"
@@ -142,6 +145,27 @@ idemq_oids(void)
 		oids_loaded_at = before;
 	}
 	return &catalog;
+}
+
+/* Returns a function of schema idemq that has a name of its own.  Raises 55000 if there is none. */
+Oid
+idemq_function_oid(const char *name)
+{
+	Oid schema = idemq_oids()->schema;
+	CatCList *list = SearchSysCacheList1(PROCNAMEARGSNSP, CStringGetDatum(name));
+	Oid found = InvalidOid;
+
+	for (int i = 0; i < list->n_members; i++)
+	{
+		Form_pg_proc function = (Form_pg_proc) GETSTRUCT(&list->members[i]->tuple);
+
+		if (function->pronamespace == schema)
+			found = function->oid;
+	}
+	ReleaseSysCacheList(list);
+	if (!OidIsValid(found))
+		idemq_refuse_outdated();
+	return found;
 }
 
 static void

@@ -21,6 +21,7 @@ int idemq_attach_grace = 30000;
 int idemq_notify_delay = 10;
 int idemq_audit_retention = 129600;
 char *idemq_actor = NULL;
+char *idemq_process = NULL;
 int idemq_purge_interval = 10000;
 int idemq_max_handler_workers = 4;
 int idemq_max_document = 16384;
@@ -112,6 +113,11 @@ idemq_settings_define(void)
 							   "Sets the name of the end user on whose behalf the session acts.",
 							   "idemq records the name in idemq.audit, but does not verify it.",
 							   &idemq_actor, "", PGC_USERSET, 0, NULL, NULL, NULL);
+	DefineCustomStringVariable(
+		"idemq.process", "Identifies the worker process that uses the session.",
+		"If a job that the process has claimed is cancelled or taken back, idemq ends the wait in "
+		"which another session of the process and the same role is sleeping.",
+		&idemq_process, "", PGC_USERSET, 0, NULL, NULL, NULL);
 	define_int("idemq.purge_interval",
 			   "Sets the time between searches for jobs whose retention period has passed.",
 			   "0 or -1 prevents the background worker from deleting jobs.", &idemq_purge_interval,

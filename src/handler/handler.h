@@ -80,10 +80,11 @@ extern void idemq_handler_commit(void);
  */
 
 extern void idemq_handler_limits_begin(void);
-extern void idemq_handler_limit_start(int64 length);
+extern void idemq_handler_limit_start(int64 length, int64 job_id, int64 token);
 extern void idemq_handler_limit_stop(void);
 extern void idemq_handler_limit_waits(GucAction action);
 extern bool idemq_handler_timed_out(void);
+extern bool idemq_handler_cancelled(void);
 extern bool idemq_handler_terminated(void);
 
 /*

@@ -208,7 +208,7 @@ run_call(FmgrInfo *function, const HandlerTarget *target, const ClaimedJob *job,
 	PopActiveSnapshot();
 	PushActiveSnapshot(GetTransactionSnapshot());
 	current = job;
-	idemq_handler_limit_start(queue->job_timeout);
+	idemq_handler_limit_start(queue->job_timeout, job->id, job->token);
 	result = FunctionCallInvoke(fcinfo);
 	idemq_handler_limit_stop();
 	current = NULL;

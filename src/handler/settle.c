@@ -7,6 +7,7 @@
  *		IQ011			fail: dead
  *		IQ012			release: ready again after the interval in DETAIL, or retry_base;
  *						the attempt does not count
+ *		57014			release, if the job is being cancelled; otherwise as all others
  *		57P01 - 57P03	release: a server shuts down, this one or one that it asked
  *		all others		fail: retried after the queue's backoff
  *
@@ -116,6 +117,10 @@ settle_choose(const ErrorData *error, const QueueInfo *queue)
 			finish.kind = FINISH_RELEASE;
 			if (!read_delay(error, &finish.delay))
 				finish.delay = queue->retry_base;
+			break;
+		case ERRCODE_QUERY_CANCELED:
+			if (idemq_handler_cancelled() && !idemq_handler_timed_out())
+				finish.kind = FINISH_RELEASE;
 			break;
 		case ERRCODE_ADMIN_SHUTDOWN:
 		case ERRCODE_CRASH_SHUTDOWN:

@@ -146,7 +146,10 @@ note_move(const JobVersion *before, const JobVersion *after)
 		idemq_pending_note(ACTION_ROWS, NULL, 0);
 }
 
-/* Counts a version of a row in its group if the queue has group_max_unfinished.  is_new: an INSERT. */
+/*
+ * Counts a version of a row in its group if the queue has group_max_unfinished.  is_new: the row was
+ * inserted.
+ */
 static void
 count_in_group(const JobVersion *version, int count, bool is_new)
 {

@@ -12,6 +12,7 @@
 #include "base/base.h"
 #include "job/job.h"
 #include "queue/queue.h"
+#include "shared/leases/leases.h"
 #include "table/table.h"
 
 /*
@@ -60,9 +61,11 @@ choose_event(Finish *finish, const Attempt *attempt, Outcome *outcome)
 /*
  * Ends one attempt through an open table.  Returns its outcome: as idemq_attempt_find when the
  * token is not current, OUTCOME_LOCKED when finish->wait forbids a wait that is needed.  Raises
- * 40001 above READ COMMITTED, 54000 for what is too long.  *of_others becomes true if the outcome
- * tells of what another transaction has committed: the caller has to wait for the standbys before
- * it answers.
+ * 40001 above READ COMMITTED, 54000 for what is too long.  A release never competes with a
+ * transaction that cancels the job, because that transaction could then end the next attempt.  It
+ * ends the lease at once and returns OUTCOME_CANCELLED; if that transaction aborts, a reaper gives
+ * the job back (job/reap.c).  *of_others becomes true if the outcome tells of what another
+ * transaction has committed: the caller has to wait for the standbys before it answers.
  */
 Outcome
 idemq_finish_in(JobsTable *table, int64 id, int64 token, Finish *finish, Attempt *attempt,
@@ -88,6 +91,11 @@ idemq_finish_in(JobsTable *table, int64 id, int64 token, Finish *finish, Attempt
 				return OUTCOME_STALE;
 			*of_others |= !idemq_jobs_is_own(&attempt->job);
 			return outcome;
+		}
+		if (finish->kind == FINISH_RELEASE && idemq_lease_is_cancelled(id, token))
+		{
+			idemq_lease_hand_over(id, token, LOSS_RETURNED);
+			return OUTCOME_CANCELLED;
 		}
 		event = choose_event(finish, attempt, &outcome);
 		write = idemq_transition(table, &attempt->job, &attempt->queue, event, &finish->args,

@@ -100,8 +100,8 @@ refuse_table_full(const QueueInfo *queue)
 }
 
 /*
- * Returns a registered snapshot that does not show what this transaction has done: that is in what
- * it has added, or in its room.
+ * Returns a registered snapshot that does not show the changes of this transaction, because the jobs
+ * that it has added and ended are already included in the room that it has.
  */
 static Snapshot
 count_snapshot(void)
@@ -114,10 +114,11 @@ count_snapshot(void)
 }
 
 /*
- * Counts in the rows what this transaction has added to a group, because it has written jobs of the
- * queue before it knew of the limit.  Returns false when the group has no room for the jobs, as the
- * transaction itself sees it.  Neither count reads more than one entry beyond the limit: if there are
- * more others, but no more with what the transaction has done, it has ended more jobs than it adds.
+ * Counts in the rows how many jobs this transaction has added to a group, less those that it has
+ * ended, because it wrote jobs of the queue before it knew of the limit.  Returns false if the group,
+ * as the transaction itself sees it, has no room for the new jobs.  Neither count reads more than one
+ * entry beyond the limit.  If the first count stops there and the second does not, the transaction has
+ * ended more jobs than it has added, and the difference may be too large, but never too small.
  */
 static bool
 ask_correct(JobsTable *table, const QueueInfo *queue, GroupAsk *ask)
@@ -127,7 +128,7 @@ ask_correct(JobsTable *table, const QueueInfo *queue, GroupAsk *ask)
 	int64 others = idemq_jobs_group_count(table, queue->id, ask->name, snapshot, most);
 	int64 all;
 
-	/* The version of a row behind all commands of this transaction, this included. */
+	/* Rows are visible as they are after all commands of this transaction, including the current one. */
 	snapshot->curcid = InvalidCommandId;
 	all = idemq_jobs_group_count(table, queue->id, ask->name, snapshot, most);
 	UnregisterSnapshot(snapshot);
@@ -137,7 +138,10 @@ ask_correct(JobsTable *table, const QueueInfo *queue, GroupAsk *ask)
 	return true;
 }
 
-/* Takes the room that this transaction lacks for jobs of a group; ask_fits says whether it is there. */
+/*
+ * Takes the room that this transaction lacks for jobs of a group.  If it takes room, the caller must
+ * check with ask_fits whether the group stays within its limit.
+ */
 static GroupRoom
 ask_take(JobsTable *table, const QueueInfo *queue, GroupAsk *ask)
 {
@@ -156,8 +160,8 @@ ask_take(JobsTable *table, const QueueInfo *queue, GroupAsk *ask)
 }
 
 /*
- * Returns whether the room that was taken for a group stays within the limit; gives it back if not.
- * snapshot: taken after the room.
+ * Returns whether a group stays within its limit with the room that was just taken; if not, gives that
+ * room back.  snapshot: was taken after the room.
  */
 static bool
 ask_fits(JobsTable *table, const QueueInfo *queue, GroupAsk *ask, Snapshot snapshot)
@@ -186,9 +190,9 @@ is_limited(const QueueInfo *queue, const JobChange *columns, Datum *name)
 }
 
 /*
- * Takes room for a new job in its group, before its row is written; none if the group has no limit.
- * Adds what it takes to *taken, for idemq_group_room_return.  If it does not return GROUP_ROOM_TAKEN,
- * it has taken none.
+ * Takes room for a new job in its group, before the job's row is written; takes none if the group has
+ * no limit.  Adds the room to *taken, for idemq_group_room_return.  If the result is not
+ * GROUP_ROOM_TAKEN, no room has been taken.
  */
 GroupRoom
 idemq_group_room_try(JobsTable *table, const QueueInfo *queue, const JobChange *columns,
@@ -219,8 +223,7 @@ idemq_group_room_try(JobsTable *table, const QueueInfo *queue, const JobChange *
 }
 
 /*
- * Notes that a job which has got room will not be added, and gives back the room that was just taken
- * for it.
+ * Notes that a job that has room will not be added, and gives back the room that was just taken for it.
  */
 void
 idemq_group_room_return(const QueueInfo *queue, const JobChange *columns, int64 taken)
@@ -236,7 +239,7 @@ idemq_group_room_return(const QueueInfo *queue, const JobChange *columns, int64 
 		idemq_pending_group_room_give_back(&key, taken);
 }
 
-/* Raises IQ007 for a new job of a full group; 53400 if its group has no entry. */
+/* Raises IQ007 for a new job of a full group, or 53400 if there was no free entry for its group. */
 void
 idemq_group_room_refuse(const QueueInfo *queue, const JobChange *columns, GroupRoom why)
 {
@@ -318,8 +321,9 @@ find_groups(GroupAsks *asks, const ArrayArg *names, int count)
 }
 
 /*
- * Takes room for what all groups ask for, then counts all of them under one snapshot.  A group that
- * is full, or has no entry, is refused or, with may_fail, gets no room.
+ * Takes the room that the call asks for in all groups, and then counts all of them under one
+ * snapshot.  If a group is full, raises IQ007; if there is no free entry for a group, raises 53400.
+ * With may_fail, takes no room in such a group instead.
  */
 static void
 take_all(JobsTable *table, GroupAsks *asks, bool may_fail)
@@ -356,10 +360,10 @@ take_all(JobsTable *table, GroupAsks *asks, bool may_fail)
 }
 
 /*
- * Begins the enqueue of many jobs, before any of their rows is written: takes room for all of them, in
- * each group where that is possible.  Some may turn out to be duplicates: so a group that has no room
- * for all of them, or no entry, is not refused here.  names: of the groups, or without values if no
- * job has one.  Returns NULL if none of the jobs counts.
+ * Begins an enqueue of many jobs, before any of their rows is written: takes room for all jobs of each
+ * group that has enough.  A group that does not have enough, or for which there is no free entry, is
+ * not refused here, because some of its jobs may turn out to be duplicates.  names: the group keys;
+ * names->values is NULL if no job has one.  Returns NULL if no job of the call can be limited.
  */
 GroupAsks *
 idemq_group_rooms_begin(JobsTable *table, const QueueInfo *queue, const ArrayArg *names, int count)

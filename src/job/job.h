@@ -440,7 +440,7 @@ typedef enum GroupRoom
 {
 	GROUP_ROOM_TAKEN, /* or none was needed */
 	GROUP_ROOM_FULL,
-	GROUP_ROOM_NO_ENTRY /* shared memory has no room for another group */
+	GROUP_ROOM_NO_ENTRY /* shared memory has no free entry for the group */
 } GroupRoom;
 
 extern GroupRoom idemq_group_room_try(JobsTable *table, const QueueInfo *queue,
@@ -498,6 +498,7 @@ extern JobWrite idemq_job_rerun(JobsTable *table, const QueueInfo *queue, const 
 /* Before the queue, the id and the token of a dead job. */
 #define DEAD_LETTER_KEY_MARK "@dead:"
 
+extern void idemq_tick_key_own(int32 queue_id, const char *key, int length);
 extern void idemq_tick_key_check(int32 queue_id, Datum key);
 extern void idemq_reserved_key_check(Datum key);
 

@@ -10,6 +10,10 @@
  * schedule of that name.  If a job got the key before there was one, the tick finds the job, and
  * takes it for its own only if it is younger than the schedule.
  *
+ * The tick itself does not look for its schedule: its session has locked the row, and says so
+ * (idemq_tick_key_own).  By name, it would visit each dead version of a row that is written each
+ * second.
+ *
  * Two forms of keys are reserved: only the server gives them, and every role is refused, the owner
  * of idemq's tables and superusers among them.  It does not matter whether there is such a topic,
  * queue or job.
@@ -25,6 +29,7 @@
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "utils/builtins.h"
 
@@ -48,6 +53,40 @@ static SqlStatement find_schedule =
 			 "WHERE name = $1 AND queue_id = $2",
 	 .types = {TEXTOID, INT4OID},
 	 .fields = (const SqlField[]){SQL_FIELD(Creator, role), SQL_FIELD(Creator, oid)}};
+
+/* The key of the tick that is being enqueued, and its queue and subtransaction. */
+static struct
+{
+	int32 queue_id; /* 0: no tick is under way */
+	int length;
+	char key[IDEMQ_MAX_KEY];
+	TransactionId xid;
+	SubTransactionId subid;
+} own = {0};
+
+/*
+ * Allows this session to use the key of a tick whose schedule it has locked; queue_id 0: no longer.
+ * The end of the subtransaction also ends this.
+ */
+void
+idemq_tick_key_own(int32 queue_id, const char *key, int length)
+{
+	own.queue_id = length <= IDEMQ_MAX_KEY ? queue_id : 0;
+	own.length = length;
+	if (own.queue_id == 0)
+		return;
+	memcpy(own.key, key, length);
+	own.xid = GetTopTransactionId();
+	own.subid = GetCurrentSubTransactionId();
+}
+
+/* Returns whether a key is that of the tick under way. */
+static bool
+is_own(int32 queue_id, const char *key, int length)
+{
+	return own.queue_id == queue_id && own.length == length && memcmp(own.key, key, length) == 0 &&
+		   own.xid == GetTopTransactionIdIfAny() && SubTransactionIsActive(own.subid);
+}
 
 /* Returns the length of the name in a key of a tick's shape, 0 for other keys. */
 static int
@@ -77,7 +116,7 @@ idemq_tick_key_check(int32 queue_id, Datum key)
 	Datum values[2];
 
 	IDEMQ_STOP("idemq_tick_key_check");
-	if (length == 0)
+	if (length == 0 || is_own(queue_id, VARDATA_ANY(value), VARSIZE_ANY_EXHDR(value)))
 		return;
 	values[0] = PointerGetDatum(cstring_to_text_with_len(VARDATA_ANY(value), length));
 	values[1] = Int32GetDatum(queue_id);

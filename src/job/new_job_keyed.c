@@ -165,7 +165,7 @@ typedef struct KeyedRoom
 {
 	int64 in_queue; /* taken for the job */
 	int64 in_group;
-	bool has_room; /* the queue has room for the job, which may not have had to take any */
+	bool has_room; /* the job has room in the queue, even if none had to be taken for it */
 	bool has_group_room;
 	bool is_full;	   /* the queue or the group is full, but the job is added nevertheless */
 	bool looked_again; /* for a duplicate, after the queue or the group was found to be full */
@@ -203,7 +203,7 @@ take_keyed_room(JobsTable *table, const QueueInfo *queue, const JobChange *colum
 
 	if (rule->when_full == FULL_UNASKED || room->is_full || room->has_room)
 		return KEYED_ADD;
-	/* A duplicate needs no room, not even while it waits for the transaction that has its key. */
+	/* A duplicate needs no room, even while it waits for the transaction that has its key. */
 	if (wait == JOB_WAITS && (queue->max_unfinished > 0 || queue->group_max_unfinished > 0) &&
 		idemq_jobs_await_key(table, queue->id, columns->values[COL_KEY]))
 		return KEYED_LOOK;

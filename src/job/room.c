@@ -102,8 +102,9 @@ refuse_counting(const QueueInfo *queue)
 }
 
 /*
- * Takes that much room in a queue; returns false if the queue is full.  If the number of its jobs is
- * unknown, counts them, or waits while another session does.  Raises 55P03 if that takes too long.
+ * Takes that much room in a queue; returns false if the queue is full.  If the number of unfinished
+ * jobs is unknown, counts them, or waits while another session counts them.  Raises 55P03 if this
+ * takes too long.
  */
 static bool
 take_room(const QueueInfo *queue, int64 room)
@@ -145,7 +146,7 @@ idemq_room_try(const QueueInfo *queue, int64 jobs, int64 *taken)
 
 	if (likely(queue->max_unfinished == 0) || jobs == 0)
 		return true;
-	/* The queue was looked up before idemq.jobs was locked; there may have been a TRUNCATE since. */
+	/* The queue was looked up before idemq.jobs was locked, so a TRUNCATE may have run since. */
 	if (unlikely(!idemq_qstate_is_of(queue->qstate, queue->id)))
 	{
 		if (!idemq_queue_by_id(queue->id, &again) || again.max_unfinished == 0)
@@ -191,10 +192,10 @@ idemq_room_is_there(const QueueInfo *queue, int64 jobs)
 		answer = idemq_room_peek(queue->qstate, queue->id, jobs, queue->max_unfinished);
 		if (answer != ROOM_UNKNOWN)
 			return answer == ROOM_TAKEN;
-		/* The queue state is gone, which has woken this session. */
+		/* The queue state no longer exists.  Its end has woken this session. */
 		if (!idemq_qstate_is_of(queue->qstate, queue->id))
 			return false;
-		/* At once, as in take_room. */
+		/* Count before an error can occur, as in take_room. */
 		room_count(queue);
 	}
 }

@@ -51,7 +51,7 @@ typedef char QueueName[IDEMQ_MAX_QUEUE_NAME + 1];
 	SETTING(expect_workers, BOOL, 0, 0)              /* false: having none is normal */            \
 	SETTING(rate_burst, LIMIT, 1, PG_INT32_MAX)      /* 0: rate_limit is exact (base/rates.c) */   \
 	SETTING(group_rate_burst, LIMIT, 1, PG_INT32_MAX)                                              \
-	SETTING(max_hold_back, INTERVAL, 0, 0)           /* 0: no worker may hold jobs back */ \
+	SETTING(max_hold_back, INTERVAL, 0, 0)           /* 0: no worker may hold jobs back */         \
 	SETTING(max_unfinished, LIMIT, 1, PG_INT32_MAX)  /* jobs that have not finished */             \
 	SETTING(group_max_unfinished, LIMIT, 1, 10000)   /* the same, in each group */
 
@@ -90,10 +90,13 @@ extern void idemq_settings_check(FunctionCallInfo fcinfo, bool is_new);
 extern void idemq_settings_check_lease(const QueueInfo *queue, int64 lease);
 extern int64 idemq_settings_lease(const QueueInfo *queue, int64 asked);
 extern int idemq_setting_arg(const char *name);
+extern const char *idemq_setting_name(int i);
+extern Oid idemq_setting_type(int i);
+extern const char *idemq_setting_none(int i);
 extern bool idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id);
 extern bool idemq_settings_is_inserting(void);
-extern void idemq_settings_update(FunctionCallInfo fcinfo, const char *name);
-extern Datum idemq_settings_document(int32 queue_id, Datum before);
+extern void idemq_settings_update(FunctionCallInfo fcinfo, const char *name, bool latest);
+extern Datum idemq_settings_document(int32 queue_id, Datum before, bool latest);
 extern uint64 idemq_settings_load(const Datum *range, Snapshot snapshot);
 extern void idemq_settings_read(uint64 row, QueueInfo *queue);
 extern bool idemq_queue_is_paused(const QueueInfo *queue);
@@ -110,6 +113,27 @@ idemq_queue_may_have_pauses(const QueueInfo *queue)
 {
 	return queue->has_paused_groups || queue->version != idemq_version_of_queue(queue->id);
 }
+
+/*
+ * declared.c
+ *		The settings that idemq.ensure_queue was called with.
+ */
+
+/* How a declaration differs from the last one, and from the settings.  Bit i: setting i. */
+typedef struct DeclaredDifference
+{
+	int64 is_new;	  /* bits: named with another value than the last time, or for the first time */
+	int64 differs;	  /* bits: the queue has another value now */
+	Datum new_names;  /* text: the names of is_new, with commas */
+	Datum kept_names; /* text: of those that differ and are not new */
+	Datum kept_details; /* text: the same with both values */
+} DeclaredDifference;
+
+extern void idemq_declared_name_all(FunctionCallInfo settings);
+extern void idemq_declared_for_create(FunctionCallInfo settings);
+extern bool idemq_declared_compare(FunctionCallInfo settings, int32 queue_id,
+								   DeclaredDifference *difference);
+extern void idemq_declared_store(FunctionCallInfo settings, int32 queue_id);
 
 /*
  * queue_cache.c
@@ -190,7 +214,7 @@ extern void idemq_queue_arg(FunctionCallInfo fcinfo, int n, const char *name, in
 extern void idemq_queue_open(FunctionCallInfo fcinfo, int n, const char *name, int wanted,
 							 LOCKMODE mode, QueueInfo *queue);
 extern void idemq_queue_hold(QueueInfo *queue, int wanted, LOCKMODE mode);
-extern void idemq_queue_keep(const QueueInfo *queue);
+extern void idemq_queue_keep(const QueueInfo *queue, bool latest);
 extern bool idemq_queue_find(const char *name, QueueInfo *queue);
 extern bool idemq_queue_by_id(int32 id, QueueInfo *queue);
 extern void idemq_queue_need_qstate(const QueueInfo *queue);
@@ -199,6 +223,7 @@ extern bool idemq_queue_allows(int32 id, int wanted, QueueInfo *queue);
 extern bool idemq_queue_allows_role(int32 id, Oid role, int wanted, QueueInfo *queue);
 extern bool idemq_may_change_schedule(int32 queue_id, const char *creator, Oid creator_oid);
 extern void idemq_queue_lock(int32 id, LOCKMODE mode);
+extern void idemq_queue_lock_name(const char *name);
 extern bool idemq_queue_try_lock(int32 id, LOCKMODE mode);
 extern int32 *idemq_queue_ids(int wanted, int *count);
 pg_noreturn extern void idemq_queue_denied(const char *name, int wanted);
@@ -246,6 +271,7 @@ extern bool idemq_topic_find(const char *name, TopicSpace *space);
 extern int idemq_topic_privileges(const TopicSpace *space, Oid role);
 extern void idemq_topic_open(const char *name, int wanted, TopicSpace *space);
 extern void idemq_topic_keep(const char *name);
+extern void idemq_topic_lock_name(const char *name);
 pg_noreturn extern void idemq_topic_refuse_unknown(const char *name);
 
 /*

@@ -210,6 +210,27 @@ idemq_setting_arg(const char *name)
 	elog(ERROR, "unknown setting \"%s\"", name);
 }
 
+/* Returns the name of a setting, from 0; NULL after the last. */
+const char *
+idemq_setting_name(int i)
+{
+	return i < (int) lengthof(settings) ? settings[i].name : NULL;
+}
+
+/* Returns the SQL type of a setting. */
+Oid
+idemq_setting_type(int i)
+{
+	return sql_types[settings[i].kind];
+}
+
+/* Returns what alter_queue and ensure_queue take for "none", in SQL; NULL if there is no such value. */
+const char *
+idemq_setting_none(int i)
+{
+	return none_value(settings[i].kind);
+}
+
 /* By itself: a name that is written means the role that has it now (hooks/row_triggers.c). */
 static SqlStatement set_dead_letter_role =
 	{.text = "UPDATE idemq.queues SET dead_letter_role = CASE WHEN dead_letter_queue IS NOT NULL "
@@ -281,14 +302,18 @@ idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id)
 	return inserted;
 }
 
-/* Changes the settings of a queue to the arguments of alter_queue that are not NULL. */
+/*
+ * Changes the settings of a queue to the arguments of alter_queue that are not NULL.  latest: even if
+ * the row is newer than the transaction's snapshot.
+ */
 void
-idemq_settings_update(FunctionCallInfo fcinfo, const char *name)
+idemq_settings_update(FunctionCallInfo fcinfo, const char *name, bool latest)
 {
 	Oid caller = GetUserId();
 	SqlScope scope;
 
 	build_statements();
+	update_queue.latest = set_dead_letter_role.latest = latest;
 	idemq_spi_begin(&scope);
 	(void) run_with_settings(&update_queue, fcinfo, name, caller, NULL);
 	idemq_spi_end(&scope);
@@ -301,7 +326,7 @@ static SqlStatement describe_queue =
 			 "jsonb_build_object('from', o.value, 'to', s.value)) FROM jsonb_each($2) o "
 			 "JOIN jsonb_each(n.doc) s USING (key) WHERE o.value <> s.value) END "
 			 "FROM (SELECT to_jsonb(q) - '{queue_id,name,paused,paused_until,created_at,"
-			 "dead_letter_role,dead_letter_role_oid}'::text[] AS doc "
+			 "dead_letter_role,dead_letter_role_oid,declared}'::text[] AS doc "
 			 "FROM idemq.queues q WHERE queue_id = $1 FOR NO KEY UPDATE) n",
 	 .types = {INT4OID, JSONBOID},
 	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
@@ -309,14 +334,16 @@ static SqlStatement describe_queue =
 /*
  * Returns the settings of a queue as jsonb, 0 when it is gone; they stay as they are until this
  * transaction ends.  With what that was before, unless it is 0: what differs now, or 0 when nothing
- * does: {"lease": {"from": ..., "to": ...}, ...}.
+ * does: {"lease": {"from": ..., "to": ...}, ...}.  latest: as for idemq_settings_update; a row that the
+ * snapshot does not show is not there otherwise, and one that has changed since raises 40001.
  */
 Datum
-idemq_settings_document(int32 queue_id, Datum before)
+idemq_settings_document(int32 queue_id, Datum before, bool latest)
 {
 	Datum values[] = {Int32GetDatum(queue_id), before};
 	Datum document;
 
+	describe_queue.latest = latest;
 	(void) idemq_spi_row(&describe_queue, values, &document, sizeof(document));
 	return document;
 }

@@ -13,6 +13,7 @@
 #include "postgres.h"
 
 #include "catalog/pg_type.h"
+#include "common/hashfn.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "storage/lock.h"
@@ -209,6 +210,21 @@ idemq_queue_lock(int32 id, LOCKMODE mode)
 	LockDatabaseObject(idemq_oids()->queues, (Oid) id, 0, mode);
 }
 
+/* Distinguishes these locks from the locks of queues, whose objects have no sub-objects. */
+#define QUEUE_NAME_LOCK 0x6e6d /* "nm" */
+
+/*
+ * Locks the name of a queue until the end of the transaction, even if there is no such queue.  A
+ * session that creates, declares, alters or drops a queue, or sets or drops its handler, takes this
+ * lock before any other lock of the queue.  Two names may share a lock.
+ */
+void
+idemq_queue_lock_name(const char *name)
+{
+	LockDatabaseObject(idemq_oids()->queues, hash_bytes((const unsigned char *) name, strlen(name)),
+					   QUEUE_NAME_LOCK, ExclusiveLock);
+}
+
 /*
  * Locks a queue that was looked up, and looks it up again: it may have been dropped, and
  * created anew, while this waited for the lock.  The new queue is another, and is locked
@@ -238,13 +254,15 @@ idemq_queue_open(FunctionCallInfo fcinfo, int n, const char *name, int wanted, L
 
 /*
  * Keeps a queue's row to the end of the transaction, for a row that names it and would be
- * left behind otherwise (idemq_internal.queue_gone_impl).  Raises IQ005 when it is gone.
+ * left behind otherwise (idemq_internal.queue_gone_impl).  latest: even if the row is newer than
+ * the transaction's snapshot.  Raises IQ005 when it is gone.
  */
 void
-idemq_queue_keep(const QueueInfo *queue)
+idemq_queue_keep(const QueueInfo *queue, bool latest)
 {
 	Datum id = Int32GetDatum(queue->id);
 
+	queues_keep_row.latest = latest;
 	if (idemq_spi_do(&queues_keep_row, &id, NULL) == 0)
 		refuse_unknown(queue->name);
 }

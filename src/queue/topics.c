@@ -8,12 +8,14 @@
  * hold all of them.  Grants name roles as grants on queues do (queue/roles.c).
  *
  * Grants are read at each call: publishing to n queues costs n inserts, of which this is a
- * part.  Locks: none, but for idemq_topic_keep.
+ * part.  Locks: none, but for idemq_topic_keep and idemq_topic_lock_name.
  */
 #include "postgres.h"
 
 #include "catalog/pg_type.h"
+#include "common/hashfn.h"
 #include "miscadmin.h"
+#include "storage/lmgr.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
@@ -118,4 +120,15 @@ idemq_topic_keep(const char *name)
 
 	if (idemq_spi_do(&topics_keep_row, &value, NULL) == 0)
 		idemq_topic_refuse_unknown(name);
+}
+
+/* Distinguishes these locks from the locks of queues and of their names. */
+#define TOPIC_NAME_LOCK 0x746f /* "to" */
+
+/* Like idemq_queue_lock_name, for a session that creates a topic space. */
+void
+idemq_topic_lock_name(const char *name)
+{
+	LockDatabaseObject(idemq_oids()->queues, hash_bytes((const unsigned char *) name, strlen(name)),
+					   TOPIC_NAME_LOCK, ExclusiveLock);
 }

@@ -9,7 +9,8 @@
  * days are restricted, that is, neither field begins with *, one of them is enough.
  *
  * It is stricter than Vixie's where that accepts what cannot be meant: a step must fit
- * into its field, so that "every 90 minutes" is an error and not once an hour.
+ * into its field, so that "*" + "/90 * * * *" is an error and not once an hour.  Every 90 minutes is
+ * an interval (schedule/every.c), which is read here, too.
  */
 #include "postgres.h"
 
@@ -218,7 +219,7 @@ expand(const char *text)
 }
 
 /*
- * Reads a cron expression.  Returns false, and what is wrong in error, which has
+ * Reads a cron expression, or an interval.  Returns false, and what is wrong in error, which has
  * CRON_MAX_ERROR bytes.
  */
 bool
@@ -237,6 +238,8 @@ idemq_cron_parse(const char *text, Cron *cron, char *error)
 			return false;
 		}
 	}
+	if (idemq_is_every(text))
+		return idemq_every_parse(text, &cron->every, error);
 	if (*parser.at == '@')
 	{
 		snprintf(error, CRON_MAX_ERROR, "%.20s is not recognized", parser.at);

@@ -1,7 +1,8 @@
 /*
  * schedule/cron_times.c
- *		The instants at which a cron expression has ticks in a time zone: arithmetic
- *		with PostgreSQL's time zone library, no state, no clock.
+ *		The instants at which an expression has ticks in a time zone: arithmetic with
+ *		PostgreSQL's time zone library, no state, no clock.  Those of an interval
+ *		(schedule/every.c) are in no time zone.
  *
  * Where the local clock jumps (the start and end of daylight saving time), this is
  * what Vixie's cron documents, made exact:
@@ -198,6 +199,15 @@ to_timestamp(pg_time_t seconds)
 		   USECS_PER_SEC;
 }
 
+/* Returns the last whole multiple of an interval since 1970 that is not after an instant. */
+static pg_time_t
+round_down(pg_time_t instant, int every)
+{
+	pg_time_t rest = instant % every;
+
+	return instant - rest - (rest < 0 ? every : 0);
+}
+
 /*
  * Finds the first tick after an instant; false when there is none in 41 years, or when years
  * do not have four digits.
@@ -211,6 +221,11 @@ idemq_cron_next(const Cron *cron, pg_tz *zone, TimestampTz after, TimestampTz *t
 	if (!is_searchable(after))
 		return false;
 	search.after = to_seconds(after);
+	if (cron->every > 0)
+	{
+		*tick = to_timestamp(round_down(search.after, cron->every) + cron->every);
+		return true;
+	}
 	from = local_day(search.after, zone) - 1;
 	if (!search_days(&search, from, Min(from + SEARCHED_DAYS, date2j(LAST_YEAR, 12, 30))))
 		return false;
@@ -230,6 +245,11 @@ idemq_cron_last(const Cron *cron, pg_tz *zone, TimestampTz after, TimestampTz un
 		return false;
 	search.after = is_searchable(after) ? to_seconds(after) : PG_INT64_MIN;
 	search.until = to_seconds(until);
+	if (cron->every > 0)
+	{
+		*tick = to_timestamp(round_down(search.until, cron->every));
+		return round_down(search.until, cron->every) > search.after;
+	}
 	from = local_day(search.until, zone) + 1;
 	if (!search_days(&search, from,
 					 is_searchable(after) ? local_day(search.after, zone) - 1

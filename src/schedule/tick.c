@@ -67,7 +67,8 @@ raise_failure(const Failure *first, int failed)
 		errdetail_plural("%d tick was not enqueued.", "%d ticks were not enqueued.", failed,
 						 failed),
 		errhint(
-			"Check last_error in idemq.schedules. idemq will retry these ticks in one minute."));
+			"Check last_error in idemq.schedules. The next call to idemq.tick() will retry these "
+			"ticks."));
 }
 
 /*

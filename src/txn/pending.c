@@ -207,14 +207,15 @@ idemq_pending_note_end(QueueState *qstate, int32 queue_id, int64 job_id, int64 t
 
 /*
  * Notes that this transaction cancels the job of that token, and tells its worker
- * (shared/leases/lease_beat.c), before it waits for the job's row.
+ * (shared/leases/lease_beat.c), before it waits for the job's row.  at_once: whether the worker is
+ * woken as well.
  */
 void
-idemq_pending_note_cancel(int32 queue_id, int64 job_id, int64 token)
+idemq_pending_note_cancel(int32 queue_id, int64 job_id, int64 token, bool at_once)
 {
 	Action *action = pending_note(ACTION_CANCEL, NULL, queue_id, job_id);
 
-	if (idemq_lease_mark_cancel(job_id, token))
+	if (idemq_lease_mark_cancel(job_id, token, at_once))
 		action->token = token;
 }
 
@@ -266,8 +267,11 @@ drop_lease(const Action *action)
 {
 	Lease dropped;
 
-	if (idemq_lease_drop(action->job_id, action->token, &dropped) && dropped.passed_by.any)
+	if (!idemq_lease_drop(action->job_id, action->token, &dropped))
+		return;
+	if (dropped.passed_by.any)
 		show_again(action, dropped.passed_by.priority, dropped.passed_by.least);
+	idemq_lease_tell_gone(&dropped);
 }
 
 /* The lease of a claim starts. */
@@ -355,7 +359,14 @@ static void
 unmark_cancel(const Action *action)
 {
 	if (action->token != 0)
-		idemq_lease_unmark_cancel(action->job_id, action->token);
+		idemq_lease_unmark_cancel(action->job_id, action->token, false);
+}
+
+static void
+undo_cancel(const Action *action)
+{
+	if (action->token != 0)
+		idemq_lease_unmark_cancel(action->job_id, action->token, true);
 }
 
 static void
@@ -504,7 +515,7 @@ static const struct
 	[ACTION_CLAIM] =          {start_lease,      undo_claim,         NULL},
 	[ACTION_CLAIM_ROWONLY] =  {need_recovery,    undo_claim_rowonly, NULL},
 	[ACTION_END] =            {end_lease,        undo_end,           prepare_end},
-	[ACTION_CANCEL] =         {unmark_cancel,    unmark_cancel,      unmark_cancel},
+	[ACTION_CANCEL] =         {unmark_cancel,    undo_cancel,        unmark_cancel},
 	[ACTION_RECOVER] =        {need_recovery,    NULL,               NULL},
 	[ACTION_CREATE_QUEUE] =   {NULL,             free_qstate,          free_qstate},
 	[ACTION_DROP_QUEUE] =     {drop_queue,       NULL,               NULL},

@@ -16,13 +16,14 @@
  * Each written row is noted once: by table/jobs_write.c, or by the row trigger
  * (hooks/row_triggers.c) if SQL writes the row.
  *
- * Queues without the limit note nothing.  A transaction that has written jobs before it knew of the
- * limit has not noted them: they count for others from its commit on.  When it asks for room itself,
- * what it has added is counted in the rows (job/group_room.c), and corrected here.  That is undone
- * together with the rows, because they were written before.
+ * For queues without the limit, nothing is noted.  A transaction that wrote jobs before it knew of the
+ * limit has not noted them; for other transactions, they count from its commit on.  When it asks for
+ * room itself, job/group_room.c counts the jobs that it has added in the rows, and the note is corrected
+ * here.  A rollback that undoes these rows also undoes the correction, because the rows were written
+ * first.  If a rollback undoes only the correction, the next enqueue corrects the note again.
  *
- * A job that has got room counts as coming until its row is written, because a trigger on idemq.jobs
- * may enqueue before that.
+ * A job that has room counts as coming until its row is written, because a trigger on idemq.jobs may
+ * enqueue before that.
  *
  * PREPARE TRANSACTION is refused after an enqueue into such a group, because no session would hold
  * the room of the prepared transaction.  Jobs that were added or ended in another way need no room,
@@ -50,7 +51,7 @@ typedef struct RoomNote
 	GroupRoomKey key;
 	int64 added;  /* number of unfinished jobs added, less those ended */
 	int64 room;	  /* room taken */
-	int64 coming; /* jobs that have got room, and whose rows have not been written yet */
+	int64 coming; /* jobs that have room, but whose rows have not been written yet */
 	int last;	  /* index of the latest change; NO_CHANGE: none */
 } RoomNote;
 
@@ -131,7 +132,7 @@ idemq_pending_group_room_row(int32 queue_id, Datum name, int count, bool is_new)
 		expect(change, -1);
 }
 
-/* Notes that this subtransaction will write the rows of jobs that have got room. */
+/* Notes that this subtransaction will write the rows of jobs that have room. */
 void
 idemq_pending_group_room_expect(const GroupRoomKey *key, int64 jobs)
 {
@@ -139,7 +140,8 @@ idemq_pending_group_room_expect(const GroupRoomKey *key, int64 jobs)
 }
 
 /*
- * Corrects how many unfinished jobs this transaction has added to a group: not all of them were noted.
+ * Corrects the number of unfinished jobs that this transaction has added to a group, because not all of
+ * them were noted.
  */
 void
 idemq_pending_group_room_correct(const GroupRoomKey *key, int64 added)
@@ -178,12 +180,17 @@ idemq_pending_group_room_take(const QueueState *qstate, const GroupRoomKey *key,
 	return true;
 }
 
-/* Gives back room that this subtransaction has just taken and does not need. */
+/*
+ * Gives back room that this subtransaction has just taken for jobs that will not be added.  Keeps what
+ * the transaction needs: a trigger on idemq.jobs may have enqueued meanwhile, and used that room.
+ */
 void
 idemq_pending_group_room_give_back(const GroupRoomKey *key, int64 jobs)
 {
 	RoomChange *change = change_of(key);
+	const RoomNote *note = change->note;
 
+	jobs = Min(jobs, Max(note->room - note->added - note->coming, 0));
 	change->room -= jobs;
 	change->note->room -= jobs;
 	idemq_group_room_give_back(key, jobs);

@@ -29,8 +29,8 @@
  * rollback gives it back.  Without that note, the other notes are as they were when the subtransaction
  * began.  shared/queue_states/unfinished.c proves that the limit holds.
  *
- * A note also says whether rows were written before the transaction knew of the queue's
- * group_max_unfinished, because their groups were not noted (txn/pending_group_room.c).
+ * A note also tells whether the transaction wrote rows before it knew of the queue's
+ * group_max_unfinished, so that their groups were not noted (txn/pending_group_room.c).
  *
  * The stack is kept for the next transaction; unused notes are clean.  It
  * grows when something is noted; what txn/at_end.c calls neither allocates nor raises.
@@ -73,7 +73,7 @@ typedef struct Owed
 	bool asks;		/* has enqueued into this queue, which has max_unfinished */
 	bool misses;	/* has written jobs whose groups were not noted (pending_group_room.c) */
 	RoomTaken room; /* room taken in this queue */
-	int64 coming;	/* jobs that have got room, and whose rows have not been written yet */
+	int64 coming;	/* jobs that have room, but whose rows have not been written yet */
 	ReadyKey least[IDEMQ_PRIORITIES];
 	CounterDelta delta;
 } Owed;
@@ -244,7 +244,7 @@ idemq_pending_counts_row(int32 queue_id, int from, int to)
 	note->misses |= !idemq_queue_limits_groups(queue_id);
 }
 
-/* Notes a row that was written when the queue was not known to have group_max_unfinished. */
+/* Notes that a row was written before this transaction knew of the queue's group_max_unfinished. */
 void
 idemq_pending_group_room_miss(int32 queue_id)
 {
@@ -353,8 +353,8 @@ unfinished_added(const Owed *note)
 /*
  * Returns how much room this transaction lacks to add jobs to a queue with max_unfinished, and notes
  * that it has asked.  The transaction may use room that it has already taken, and that of jobs that it
- * has ended itself, but not the room of jobs whose rows have not been written yet: a trigger on
- * idemq.jobs may enqueue before they are.
+ * has ended itself, but not the room of jobs whose rows have not been written yet, because a trigger on
+ * idemq.jobs may enqueue before that.
  */
 int64
 idemq_pending_room_lacks(const QueueInfo *queue, int64 jobs)
@@ -380,7 +380,7 @@ idemq_pending_room_take(const QueueInfo *queue, int64 jobs)
 	return idemq_room_take(queue->qstate, queue->id, jobs, queue->max_unfinished, &note->room);
 }
 
-/* Notes that this subtransaction will write the rows of jobs that have got room. */
+/* Notes that this subtransaction will write the rows of jobs that have room. */
 void
 idemq_pending_room_expect(const QueueInfo *queue, int64 jobs)
 {
@@ -388,7 +388,7 @@ idemq_pending_room_expect(const QueueInfo *queue, int64 jobs)
 }
 
 /*
- * Notes that a job which has room will not be written, and gives back the room that this
+ * Notes that a job that has room will not be written, and gives back the room that this
  * subtransaction has just taken for it.
  */
 void

@@ -61,7 +61,7 @@ extern void idemq_pending_note(ActionKind kind, QueueState *qstate, int32 queue_
 extern void idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key,
 									 bool rowonly, bool once, const PriorLease *prior);
 extern void idemq_pending_note_end(QueueState *qstate, int32 queue_id, int64 job_id, int64 token);
-extern void idemq_pending_note_cancel(int32 queue_id, int64 job_id, int64 token);
+extern void idemq_pending_note_cancel(int32 queue_id, int64 job_id, int64 token, bool at_once);
 extern void idemq_pending_note_event(QueueState *qstate, int32 queue_id, EventKind kind,
 									 int64 job_id, int32 attempt);
 extern void idemq_pending_note_finished(QueueState *qstate, int32 queue_id, int64 job_id);

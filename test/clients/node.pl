@@ -3,7 +3,7 @@
 # Tests that need npm, a second server or real time are in node_slow.pl.
 # expects in log: \] XX[0-9A-Z]{3} .*canceling the wait for synchronous
 # takes long
-# at least 96 assertions
+# at least 101 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -37,7 +37,7 @@ sub node_tests
 }
 
 node_tests('node_modules/idemq/test/unit.test.js', 15);
-foreach ([ 'run', 13 ], [ 'api', 27 ])
+foreach ([ 'run', 13 ], [ 'cancel', 5 ], [ 'api', 27 ])
 {
 	my ($name, $least) = @$_;
 

@@ -6,7 +6,7 @@ import { after, before, test } from 'node:test';
 import pg from 'pg';
 import {
   AlreadyCommitted, Dead, DuplicateKey, IdemqError, KeyReused, NoSuchJob, NoSuchQueue, QueueFull, RetryLater, Snooze, StaleToken, Waiting, Worker,
-  cancelMany, cancelMatching, drain, enqueue, enqueueGraph, enqueueSequenced, flow, pauseGroup, publish, resumeGroup, sendEvent, waitResults,
+  cancelMany, cancelMatching, drain, enqueue, enqueueGraph, enqueueSequenced, ensureHandler, ensureQueue, ensureTopic, flow, pauseGroup, publish, resumeGroup, sendEvent, waitResults,
 } from 'idemq';
 
 const connection = JSON.parse(process.env.CONNECTION);
@@ -375,6 +375,39 @@ test('a group is paused', async () => {
   await assert.rejects(resumeGroup(pool, q, undefined), /groupKey/);
   await resumeGroup(pool, q, 'a');
   assert.equal(await claimed(), 'a');
+});
+
+test('a queue is declared', async () => {
+  const q = await queue();
+  const name = `${q}_declared`;
+  const settings = { lease: 60, maxRunning: 20, retryFactor: 1.5, expectWorkers: false, deadLetterQueue: q };
+  assert.deepEqual(await ensureQueue(pool, name, settings), { outcome: 'created', changes: null });
+  assert.deepEqual(await ensureQueue(pool, name, { ...settings, lease: '1 min', maxAttempts: null }), { outcome: 'unchanged', changes: null });
+  assert.deepEqual(await ensureQueue(pool, name, { maxRunning: 0, lease: '2 min', deadLetterQueue: '' }), {
+    outcome: 'changed',
+    changes: { maxRunning: { from: 20, to: null }, lease: { from: '00:01:00', to: '00:02:00' }, deadLetterQueue: { from: q, to: null } },
+  });
+  assert.deepEqual(Object.keys((await ensureQueue(pool, name, { exact: true })).changes).sort(), ['expectWorkers', 'lease', 'retryFactor']);
+  // Every setting.
+  const { rows } = await pool.query(`SELECT a, atttypid::regtype::text AS type FROM pg_proc, unnest(proargnames[3:pronargs]) a
+    JOIN pg_attribute ON attname = a AND attrelid = 'idemq.queues'::regclass WHERE proname = 'ensure_queue'`);
+  const some = { interval: '3 min', integer: 7, 'double precision': 1, boolean: true, text: q };
+  await ensureQueue(pool, name, Object.fromEntries(rows.map(({ a, type }) => [a.replace(/_(\w)/g, (_, c) => c.toUpperCase()), some[type]])));
+  const declared = await pool.query('SELECT count(*)::int AS n FROM idemq.queues, jsonb_object_keys(declared) WHERE name = $1', [name]);
+  assert.equal(declared.rows[0].n, rows.length);
+  await assert.rejects(ensureQueue(pool, name, { max_running: 3 }), /no option max_running: did you mean maxRunning/);
+  await assert.rejects(ensureQueue(pool, name, { maxRunning: '3' }), /maxRunning must be an integer/);
+  await assert.rejects(ensureQueue(pool, name, { retryFactor: '3' }), /retryFactor must be a number/);
+  await assert.rejects(ensureQueue(pool, name, { deadLetterQueue: 'nowhere' }), { name: 'NoSuchQueue' });
+  await pool.query('SELECT idemq.drop_queue($1)', [name]);
+
+  assert.deepEqual([await ensureTopic(pool, q), await ensureTopic(pool, q)], ['created', 'unchanged']);
+  await pool.query("CREATE FUNCTION declared(jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog AS ''");
+  assert.equal((await ensureHandler(pool, q, 'declared')).outcome, 'created');
+  assert.equal((await ensureHandler(pool, q, 'declared', { maxIdle: 10 })).outcome, 'unchanged');
+  assert.deepEqual(await ensureHandler(pool, q, 'declared', { workers: 2 }), { outcome: 'changed', changes: { workers: { from: 1, to: 2 } } });
+  await pool.query('SELECT idemq.drop_handler($1)', [q]);
+  await pool.query('DROP FUNCTION declared');
 });
 
 test('cancels of many', async () => {

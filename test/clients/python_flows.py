@@ -346,6 +346,41 @@ class Flows(Client):
         self.assertEqual(idemq.enqueue_sequenced(self.conn, self.queue, "log/1", 5, "five"), (first.id, "duplicate", "pending", None))
         self.assertEqual(idemq.enqueue_sequenced(self.conn, self.queue, "log/1", 4, "four"), (None, "duplicate", None, None))
 
+    def test_a_queue_is_declared(self):
+        name = f"{self.queue}_declared"
+        settings = {"lease": 60, "max_running": 20, "retry_factor": 1.5, "expect_workers": False, "dead_letter_queue": self.queue}
+        self.assertEqual(idemq.ensure_queue(self.conn, name, **settings), ("created", None))
+        self.assertEqual(idemq.ensure_queue(self.conn, name, **settings), ("unchanged", None))
+        settings["lease"] = datetime.timedelta(minutes=1)
+        self.assertEqual(idemq.ensure_queue(self.conn, name, **settings).outcome, "unchanged")
+        notices = []
+        self.conn.add_notice_handler(lambda notice: notices.append(notice.message_primary))
+        self.sql("SELECT idemq.alter_queue(%s, max_running => 2)", name)
+        self.assertEqual(idemq.ensure_queue(self.conn, name, **settings).outcome, "unchanged")
+        self.assertEqual(len(notices), 1)
+        self.assertIn("max_running", notices[0])
+        ensured = idemq.ensure_queue(self.conn, name, max_running=0, lease="2 min", dead_letter_queue="")
+        self.assertEqual(ensured, ("changed", {"max_running": {"from": 2, "to": None}, "lease": {"from": "00:01:00", "to": "00:02:00"},
+                                               "dead_letter_queue": {"from": self.queue, "to": None}}))  # fmt: skip
+        self.assertEqual(set(idemq.ensure_queue(self.conn, name, exact=True).changes), {"lease", "retry_factor", "expect_workers"})
+        names = [row[0] for row in self.sql("SELECT a FROM pg_proc, unnest(proargnames[3:pronargs]) a WHERE proname = 'ensure_queue'")]
+        kinds = dict(self.sql("SELECT attname, atttypid::regtype::text FROM pg_attribute WHERE attrelid = 'idemq.queues'::regclass AND attnum > 0"))
+        of_kind = {"interval": "3 min", "integer": 7, "double precision": 1, "boolean": True, "text": self.queue}
+        ensured = idemq.ensure_queue(self.conn, name, **{each: of_kind[kinds[each]] for each in names})
+        self.assertEqual(self.sql("SELECT count(*) FROM idemq.queues, jsonb_object_keys(declared) WHERE name = %s", name), [(len(names),)])
+        with self.assertRaises(idemq.NoSuchQueue):
+            idemq.ensure_queue(self.conn, name, dead_letter_queue="nowhere")
+        self.sql("SELECT idemq.drop_queue(%s)", name)
+
+        self.assertEqual([idemq.ensure_topic(self.conn, self.queue) for _ in range(2)], ["created", "unchanged"])
+        self.sql("CREATE FUNCTION declared(jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog AS ''")
+        self.assertEqual(idemq.ensure_handler(self.conn, self.queue, "declared"), ("created", None))
+        self.assertEqual(idemq.ensure_handler(self.conn, self.queue, "declared", max_idle="10 s").outcome, "unchanged")
+        changed = idemq.ensure_handler(self.conn, self.queue, "declared", workers=2, batch=3)
+        self.assertEqual(changed, ("changed", {"workers": {"from": 1, "to": 2}, "batch": {"from": 1, "to": 3}}))
+        self.sql("SELECT idemq.drop_handler(%s)", self.queue)
+        self.sql("DROP FUNCTION declared")
+
     def test_all_of_it_with_asyncio(self):
         async def run():
             async with await psycopg.AsyncConnection.connect(DSN, autocommit=True, row_factory=psycopg.rows.dict_row) as conn:
@@ -356,7 +391,8 @@ class Flows(Client):
                 self.assertEqual((await idemq.enqueue_sequenced(conn, self.queue, "p", 1, 1)).status, "pending")
                 self.assertEqual(await idemq.cancel_matching(conn, self.queue, group_key="none"), (0, 0))
                 self.assertEqual(await idemq.cancel_many(conn, [jobs["a"].id]), {jobs["a"].id: "cancelled"})
-                await conn.execute("SELECT idemq.create_topic(%s)", (self.queue,))
+                self.assertEqual((await idemq.ensure_queue(conn, self.queue)).outcome, "unchanged")
+                self.assertEqual(await idemq.ensure_topic(conn, self.queue), "created")
                 self.assertEqual(await idemq.publish(conn, self.queue, 1), [])
 
         asyncio.run(run())

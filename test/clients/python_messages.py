@@ -15,11 +15,17 @@ import idemq
 import idemq._handler_connection
 import idemq._links
 import idemq._pipeline
+import idemq._run
 import tap
 from python_common import DSN, Counting, QuickFirstUse
 
 
 class Messages(QuickFirstUse):
+    def setUp(self):
+        super().setUp()
+        # On a slow machine, a job may run long enough for the worker to begin to listen.
+        self.set_seconds("LISTEN_AFTER", 3600, idemq._run)
+
     def counted(self, proxy, drain, do, jobs=12, **options):
         """How many messages there were from one handler's begin to the next one's, once all is known."""
         at = []

@@ -72,19 +72,19 @@ is_sql($jobs, q[SELECT count(*) FROM idemq.jobs WHERE key = 'good'], 1, 'and the
 sql($jobs, "SELECT idemq.create_queue('later')");
 sql($app, "UPDATE idemq_outbox.jobs SET sent_at = NULL WHERE key = 'l'");
 is_soon($jobs, q[SELECT count(*) = 1 FROM idemq.jobs WHERE key = 'l'], 'sent again when the queue is there');
-# A full queue, and a full group: their rows wait, in order, and hold up no others.
+# The rows of a full queue and of a full group wait, stay in order, and do not delay other rows.
 sql($jobs, "SELECT idemq.create_queue('small', max_unfinished => 2), idemq.create_queue('tenants', group_max_unfinished => 1)");
 sql($app, q[INSERT INTO idemq_outbox.jobs (queue, payload, group_key, key) SELECT 'small', to_jsonb(g), 'a', 'a' || g FROM generate_series(1, 5) g
 	UNION ALL SELECT 'tenants', to_jsonb(g), 'b', 'b' || g FROM generate_series(1, 2) g UNION ALL SELECT 'tenants', '3', 'c', 'c' UNION ALL SELECT 'mine', '4', NULL, 'behind']);
-is_soon($jobs, q[SELECT count(*) = 1 FROM idemq.jobs WHERE key = 'behind'], 'a row behind those of a full queue');
+is_soon($jobs, q[SELECT count(*) = 1 FROM idemq.jobs WHERE key = 'behind'], 'a row behind those of a full queue is sent');
 my $waiting = q[SELECT string_agg(queue || payload, ' ' ORDER BY id) FROM idemq_outbox.jobs WHERE sent_at IS NULL];
 is_soon($app, $waiting, 'small3 small4 small5 tenants2', 'rows of a full queue and of a full group wait');
 is_sql($app, q[SELECT count(*) FROM idemq_outbox.jobs WHERE queue IN ('small', 'tenants') AND status IS NOT NULL], 0, 'and are not refused');
-like(slurp_file($it->{errors}), qr/^idemq-relay: rows wait: IQ007: queue "small" is full/m, 'it says so');
+like(slurp_file($it->{errors}), qr/^idemq-relay: rows wait: IQ007: queue "small" is full/m, 'the relay prints a warning');
 sql($jobs, q[SELECT idemq.commit(id, token) FROM idemq.claim('small'); SELECT count(idemq.cancel(id)) FROM idemq.jobs WHERE group_key = 'b' AND finished_at IS NULL]);
-is_soon($app, $waiting, 'small4 small5', 'until there is room');
+is_soon($app, $waiting, 'small4 small5', 'and are sent when there is room');
 sql($jobs, "SELECT idemq.alter_queue('small', max_unfinished => 0)");
-is_soon($app, $waiting, '', 'or no limit');
+is_soon($app, $waiting, '', 'or when the limit is removed');
 is_sql($jobs, q[SELECT string_agg(payload::text, ' ' ORDER BY id) FROM idemq.jobs WHERE group_key = 'a'], '1 2 3 4 5', 'in order');
 
 # The result, whatever becomes of the job; no digit is lost.

@@ -127,7 +127,7 @@ class Values:
             "group_key": ["g1", "g2", "g3"], "privilege": ["enqueue", "claim", "admin", "owner"],
             "on_duplicate": ["keep", "ignore", "replace", "error", "rerun", "keeper"],
             "on_parent_failure": ["cancel", "wait", "run", "skip"],
-            "cron": ["* * * * *", "*/5 0-3 1,15 * mon", "0 0 31 2 *", "@daily", "@reboot", "60 * * * *", "* * * *"],
+            "cron": ["* * * * *", "*/5 0-3 1,15 * mon", "0 0 31 2 *", "@daily", "@reboot", "60 * * * *", "* * * *", "every 1 s", "every 90 min", "every 0 s", "every"],
             "timezone": ["UTC", "Europe/Berlin", "Mars/Base", "+25"], "schedule": ["s1", "s2"], "bucket": ["x", "y"],
         }  # fmt: skip
         if not self.is_odd():
@@ -465,7 +465,7 @@ BEGIN
 			END IF;
 		END IF;
 		CONTINUE WHEN queue = 'dead' OR (SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id(queue)) > 60;
-		PERFORM idemq.resume(queue), idemq.alter_queue(queue, max_running => 0, rate_limit => 0);
+		PERFORM idemq.resume(queue), idemq.alter_queue(queue, max_running => 0, rate_limit => 0, max_unfinished => 0, group_max_unfinished => 0);
 		FOR i IN 1 .. 12 LOOP
 			PERFORM idemq.enqueue(queue, to_jsonb('canary_' || left(queue, 1) || '_payload'), key => CASE i %% 3 WHEN 0 THEN 'key' || i WHEN 1 THEN 'canary_' || left(queue, 1) || '_key' || i END,
 				headers => to_jsonb('canary_' || left(queue, 1) || '_headers'), group_key => CASE WHEN i > 8 THEN 'canary_' || left(queue, 1) || '_group' END, on_duplicate => 'ignore');

@@ -248,7 +248,7 @@ BEGIN
 	END LOOP;
 END $$;
 SELECT unfinished(), taken();
--- Many groups in one transaction, each in a savepoint.
+-- One transaction enqueues into many groups, in exception blocks, half of which are rolled back.
 CALL fresh(2);
 BEGIN;
 DO $$
@@ -273,7 +273,7 @@ ROLLBACK TO SAVEPOINT a;
 SELECT taken(), state_of($$SELECT add(1, 'a1')$$);
 COMMIT;
 SELECT taken(), count(*), count(DISTINCT group_key) FROM idemq.jobs;
--- In the command that has added a job with a key.
+-- enqueue_many with keys, in a transaction that ends a job between two calls.
 CALL fresh(2);
 BEGIN;
 SELECT count(*) FROM idemq.enqueue_many('q', '{1,2}', keys => '{a,NULL}', group_keys => '{g,g}');
@@ -357,7 +357,7 @@ SELECT add(), state_of('SELECT add()');
 ROLLBACK;
 SELECT unfinished(), state_of('SELECT add()'), taken();
 
--- It counts what it has written before the limit: in other statements, in this one, and in a savepoint.
+-- Jobs that it wrote before it set the limit count: in earlier statements, in the same statement, and inside a savepoint.
 CALL fresh(NULL, 1);
 BEGIN;
 SELECT add(2), idemq.alter_queue('q', group_max_unfinished => 4), add(1), state_of('SELECT add()');
@@ -380,7 +380,7 @@ SELECT idemq.alter_queue('q', group_max_unfinished => 2);
 SELECT add(), state_of('SELECT add()'), taken();
 COMMIT;
 SELECT unfinished(), taken();
--- Jobs that have come to the group while there was no limit, by hand or from another group.
+-- Jobs that were added to a group, or moved to or from it with SQL, before the transaction sets the limit.
 SELECT idemq.alter_queue('q', group_max_unfinished => 0);
 BEGIN;
 SELECT add(3, 'h');
@@ -393,7 +393,7 @@ UPDATE idemq.jobs SET group_key = 'h' WHERE group_key = 'g' AND finished_at IS N
 SELECT idemq.alter_queue('q', group_max_unfinished => 2);
 SELECT unfinished(), state_of($$SELECT add(1, 'h')$$), state_of('SELECT add(3)'), add(2), taken();
 ROLLBACK;
--- A limit that is removed and set again in one transaction.
+-- One transaction removes the limit and sets it again.
 BEGIN;
 SELECT idemq.alter_queue('q', group_max_unfinished => 3), add(1, 'h'), idemq.alter_queue('q', group_max_unfinished => 0);
 SAVEPOINT a;
@@ -401,7 +401,7 @@ SELECT add(2, 'h');
 RELEASE SAVEPOINT a;
 SELECT idemq.alter_queue('q', group_max_unfinished => 3), state_of($$SELECT add(1, 'h')$$), finish(1, 'h'), add(1, 'h'), state_of($$SELECT add(1, 'h')$$);
 ROLLBACK;
--- A child that has joined the group.
+-- A child joins its group before the transaction sets the limit.
 SELECT add(1, 'j'), idemq.alter_queue('q', group_max_running => 1);
 SELECT count(*) FROM idemq.claim('q', 9);
 SELECT id AS parent FROM idemq.enqueue('q', '1') \gset
@@ -412,14 +412,14 @@ SELECT count(*) FROM idemq.claim('q');
 SELECT idemq.alter_queue('q', group_max_unfinished => 2);
 SELECT unfinished(), state_of($$SELECT add(1, 'j')$$);
 ROLLBACK;
--- One that has ended jobs before, and enqueues as many.
+-- A transaction ends jobs before it sets the limit, and then enqueues the same number.
 CALL fresh(NULL, 2);
 BEGIN;
 SELECT finish(2);
 SELECT idemq.alter_queue('q', group_max_unfinished => 2);
 SELECT add(2), state_of('SELECT add()'), taken();
 ROLLBACK;
--- As long as the group is above the limit, it has no room, even if the transaction has ended some of its jobs.
+-- While the group is above the limit, it has no room, even if the transaction has ended some of its jobs.
 SELECT add(4);
 BEGIN;
 SELECT finish(4);
@@ -437,7 +437,7 @@ SELECT ord, outcome FROM idemq.enqueue_many('q', '{1,2}', keys => '{k,NULL}', gr
 SELECT unfinished(), state_of('SELECT add()');
 COMMIT;
 
--- A schedule's tick is refused, and tried again until there is room, or the next tick takes its place.
+-- A schedule's tick is refused, and retried until there is room or the next tick replaces it.
 CALL fresh(2, 2);
 CALL idemq.tick();
 SELECT idemq.schedule('s', '0 0 1 1 *', 'q', '"tick"', time_zone => 'UTC', group_key => 'g') > now();
@@ -455,7 +455,7 @@ SELECT count(*) FROM idemq.jobs WHERE payload = '"tick"' AND group_key = 'g';
 SELECT idemq.run_schedule_now('s');
 SELECT idemq.unschedule('s');
 
--- A trigger on idemq.jobs enqueues before the row that fires it is counted, or after: both jobs need room.
+-- A trigger on idemq.jobs enqueues before or after the row that fires it has been counted.  Both jobs need room.
 CREATE FUNCTION follow_up() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
 	IF NEW.payload = '"first"' THEN
@@ -489,7 +489,7 @@ DROP TRIGGER follow_up ON idemq.jobs;
 CREATE TRIGGER follow_up AFTER INSERT ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION follow_up();
 CALL fire();
 SELECT call, string_agg(format('%s, %s', state, unfinished), '; ' ORDER BY room) FROM results GROUP BY 1 ORDER BY 1;
--- Room that was expected is not lost: duplicates, and rollbacks to savepoints.
+-- No room is lost if a job for which there was room is not added, because it is a duplicate or is rolled back.
 BEGIN;
 SELECT idemq.drop_queue('q', force => true), idemq.create_queue('q', group_max_unfinished => 3);
 SELECT count(*) FROM idemq.enqueue_many('q', '{1,1}', keys => '{k,k}', group_keys => '{g,g}', on_duplicate => 'ignore');
@@ -500,7 +500,7 @@ SELECT state_of($$SELECT add(2)$$), state_of('SELECT add()'), unfinished();
 COMMIT;
 DROP TRIGGER follow_up ON idemq.jobs;
 
--- With a trigger of a user, rows are written by SQL, and counted once.
+-- If a user has created a trigger, rows are written through SQL; each of them is counted once.
 CALL fresh(2, 2);
 CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
 CREATE TRIGGER nothing BEFORE INSERT OR UPDATE ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION nothing();

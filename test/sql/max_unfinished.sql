@@ -88,7 +88,7 @@ UPDATE idemq.jobs SET status = 'cancelled', finished_at = now(), ready_at = NULL
 SELECT unfinished(), add();
 SELECT unfinished();
 SELECT * FROM idemq.check();
--- A lost lease changes nothing.
+-- An expired lease does not change the count.
 CALL fresh(1, 1);
 SELECT count(*) FROM idemq.claim('q', lease => '1 ms'); -- meant to expire
 SELECT pg_sleep(0.01);
@@ -205,7 +205,7 @@ BEGIN
 END $$;
 SELECT unfinished();
 SELECT * FROM idemq.check();
--- A trigger on idemq.jobs that enqueues, before or after the row is counted that fires it: both need room.
+-- A trigger on idemq.jobs enqueues before or after the row that fires it has been counted.  Both jobs need room.
 CREATE FUNCTION follow_up() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
 	IF NEW.payload = '"first"' THEN

@@ -3,7 +3,7 @@
 # a shard that is down as a row, and one that moves to another server under traffic: each
 # acknowledged job is there, its effect once, and nobody with an old map gets through.
 # slow: three servers, and traffic while a shard moves
-# at least 160 assertions
+# at least 163 assertions
 # takes long
 
 use strict;
@@ -171,6 +171,10 @@ is_rt(q{SELECT DISTINCT substr(error, 1, 5) FROM cluster.cancel_matching('q')}, 
 # Settings of queues: all of them.
 is_rt(q{SELECT count(done) FROM cluster.create_queue('grouped', dead_letter_queue => 'q', dead_letter_cancelled => true, group_max_running => 2, group_rate_limit => 3, group_rate_period => '1 min')}, 8, 'create_queue with settings of groups');
 is_sql($west, q{SELECT dead_letter_cancelled, group_max_running, group_rate_limit, group_rate_period FROM idemq.queues WHERE name = 'grouped'}, 't|2|3|00:01:00', 'which the shards have', 'shard_3');
+is_rt(q{SELECT string_agg(DISTINCT coalesce(error, outcome), ' '), count(*) FROM cluster.ensure_queue('declared', max_attempts => 3)}, 'created|8', 'ensure_queue creates the queue on all shards');
+is_rt(q{SELECT string_agg(DISTINCT coalesce(error, outcome), ' '), count(*) FROM cluster.ensure_queue('declared', max_attempts => 3)}, 'unchanged|8', 'a second call changes nothing');
+is_rt(q{SELECT DISTINCT changes FROM cluster.ensure_queue('declared', max_attempts => 4)}, '{"max_attempts": {"to": 4, "from": 3}}', 'a call with another value returns the change');
+rt(q{SELECT count(*) FROM cluster.drop_queue('declared')});
 is_rt(q{SELECT count(done) FROM cluster.alter_queue('grouped', dead_letter_cancelled => false, group_max_running => 1, group_rate_limit => 0, group_rate_period => '1 s')}, 8, 'alter_queue');
 is_sql($west, q{SELECT dead_letter_cancelled, group_max_running, group_rate_limit, group_rate_period FROM idemq.queues WHERE name = 'grouped'}, 'f|1||00:00:01', 'as well', 'shard_3');
 is_rt(q{SELECT count(done) FROM cluster.drop_queue('grouped')}, 8, 'drop_queue');

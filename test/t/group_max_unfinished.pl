@@ -1,7 +1,7 @@
 # group_max_unfinished with several sessions: the limit is exact under load, in each forced order of steps, after a crash,
 # after the end of a session, with prepared transactions, and when the table of groups is full.
 # stops: group_room_asks group_room_taken before_commit idemq_pending_group_room_apply
-# at least 68 assertions
+# at least 71 assertions
 # expects in log: was terminated by signal 9
 
 use strict;
@@ -167,6 +167,29 @@ sql($node, "COMMIT PREPARED 'p'; $finish");
 is_state($node, $add, 'IQ007', 'it counts when it commits');
 is_sql($node, $taken, '0', 'no room is left over');
 
+# ---- A trigger uses the room that enqueue_many has taken for a job that turns out to be a duplicate
+
+fresh(3, 0);
+sql($node, q{SELECT idemq.enqueue('q', '1', 'k', group_key => 'g');
+	CREATE FUNCTION follow_up() RETURNS trigger LANGUAGE plpgsql AS $$
+	BEGIN
+		IF NEW.payload = '"first"' THEN
+			PERFORM idemq.enqueue('q', '"second"', group_key => 'g');
+		END IF;
+		RETURN NEW;
+	END $$;
+	CREATE TRIGGER follow_up BEFORE INSERT ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION follow_up()});
+{
+	my $holder = session($node);
+
+	is($holder->query_safe(q{BEGIN; SELECT string_agg(outcome::text, ' ' ORDER BY ord) FROM idemq.enqueue_many('q', '{1,"\"first\""}', keys => '{k,l}', group_keys => '{g,g}')}),
+		'duplicate accepted', 'one job is a duplicate, and the trigger adds another');
+	is_state($node, $add, 'IQ007', 'both new jobs have room until the transaction ends');
+	$holder->query_safe('COMMIT');
+	leave($holder);
+}
+is_sql($node, "$jobs; $taken; DROP TRIGGER follow_up ON idemq.jobs", "3\n0", 'the group is full, and no entry is left');
+
 # ---- A full table, of which a queue may use half
 
 fresh(3, 0);
@@ -182,19 +205,19 @@ sql($node, "SELECT count(*) FROM idemq.enqueue_many('q', '{1,1}', keys => '{e,f}
 	is_sql($node, "SELECT outcome FROM idemq.enqueue('r', '1', group_key => 'g')", 'accepted', 'and so does an enqueue into another queue');
 	$other->query_safe("BEGIN; SELECT count(*) FROM idemq.enqueue_many('r', '{1,1}', group_keys => '{a,b}')");
 	is_sql($node, "SELECT used, size, refused FROM idemq.memory WHERE resource = 'group room'", '4|4|1', 'idemq.memory');
-	is_state($node, "SELECT idemq.enqueue_many('q', '{1,1,1}', group_keys => '{c,d,e}')", '53400', 'nor for three groups at once');
-	is_state($node, "SELECT idemq.enqueue_many('q', '{1,1}', keys => '{k,l}', group_keys => '{c,d}')", '53400', 'nor for jobs with keys');
+	is_state($node, "SELECT idemq.enqueue_many('q', '{1,1,1}', group_keys => '{c,d,e}')", '53400', 'there are no entries for three groups in one call');
+	is_state($node, "SELECT idemq.enqueue_many('q', '{1,1}', keys => '{k,l}', group_keys => '{c,d}')", '53400', 'nor for two groups of jobs with keys');
 	is_sql($node, "SELECT string_agg(outcome::text, ' ') FROM idemq.enqueue_many('q', '{1,1,1}', keys => '{e,f,NULL}', group_keys => '{e,f,b}')",
-		'duplicate duplicate accepted', 'duplicates of other groups need no room');
+		'duplicate duplicate accepted', 'duplicates in groups without an entry need no room');
 	is_sql($node, 'SELECT outcome FROM idemq.publish(\'news\', \'1\', group_key => \'e\'); SELECT over_limit FROM idemq.topic_bindings', "accepted\n1",
-		'a published job of another group is added, and counted');
-	is_sql($node, $taken, '4', 'nothing else is taken');
+		'a published job in a group without an entry is added, and counted in over_limit');
+	is_sql($node, $taken, '4', 'no other entries are in use');
 	$holder->query_safe('ROLLBACK');
 	is_sql($node, $add, 'accepted', 'after the end of the transaction there is an entry again');
 	$other->query_safe('COMMIT');
 	is_sql($node, $taken, '0', 'at rest the table is empty');
 
-	# A key that an open transaction is giving to a job by the room of one that it has ended, without an entry.
+	# An open transaction enqueues a key with the room of a job that it has ended, so its group has no entry.
 	my $waiter = session($node);
 	$other->query_safe("BEGIN; $finish; SELECT outcome FROM idemq.enqueue('q', '1', 'm', group_key => 'g')");
 	$holder->query_safe("BEGIN; SELECT count(*) FROM idemq.enqueue_many('q', '{1,1}', group_keys => '{c,d}')");
@@ -202,7 +225,7 @@ sql($node, "SELECT count(*) FROM idemq.enqueue_many('q', '{1,1}', keys => '{e,f}
 	send_to($waiter, "SELECT outcome FROM idemq.enqueue('q', '1', 'm', group_key => 'g')");
 	wait_until($node, "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = $waiter->{backend}");
 	$other->query_safe('COMMIT');
-	is(answer_of($waiter), 'duplicate 1', 'a duplicate of an open transaction waits for it, even without an entry');
+	is(answer_of($waiter), 'duplicate 1', 'a duplicate waits for the open transaction that has its key, even if there is no free entry');
 	$holder->query_safe('ROLLBACK');
 	leave($waiter);
 	leave($holder);

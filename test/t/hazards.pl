@@ -1,7 +1,7 @@
 # The hazards of writing to a table by direct access: read-only transactions,
 # parallel workers, row locks of one's own, what a DBA adds to the table, and
 # indexes that are rebuilt while everybody works: for two rounds here, for more in hazards_slow.pl.
-# at least 114 assertions
+# at least 116 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -24,7 +24,7 @@ my @writers = (
 	'idemq.commit_once(1000000000001)', 'idemq.fail(1000000000001, 1)', 'idemq.fail_many(ARRAY[1000000000001], ARRAY[1])',
 	'idemq.release(1000000000001, 1)', 'idemq.release_many(ARRAY[1000000000001], ARRAY[1])', "idemq.checkpoint(1000000000001, 1, '1')", 'idemq.assert_current(1000000000001, 1)',
 	'idemq.cancel(1000000000001)', 'idemq.retry(1000000000001)', "idemq.redrive('q')",
-	"idemq.create_queue('new')", "idemq.alter_queue('q', lease => '2 h')",
+	"idemq.create_queue('new')", "idemq.alter_queue('q', lease => '2 h')", "idemq.ensure_queue('new')", "idemq.ensure_queue('q', lease => '2 h')",
 	"idemq.drop_queue('q', true)", "idemq.pause('q')", "idemq.purge('q')",
 	"idemq.grant_queue('q', 'postgres', 'claim')");
 

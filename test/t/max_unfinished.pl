@@ -104,7 +104,7 @@ sql($node, "SELECT idemq.enqueue('q', '2', depends_on => ARRAY[(idemq.enqueue('q
 	SELECT idemq.enqueue('q', '5')");
 foreach my $how ('restart', 'crash')
 {
-	# What an open transaction has done is gone with it.
+	# The server stops while a transaction is open; its changes must not count.
 	my $open = session($node);
 	$open->query_safe("BEGIN; SELECT idemq.cancel(max(id)) FROM idemq.jobs WHERE status = 'pending'; $add");
 	$how eq 'crash' ? crash($node) : $node->restart;
@@ -130,12 +130,12 @@ sql($node, 'SELECT idemq.recount()');
 
 	is(sql_counted($node, qq{SELECT full_queue FROM (SELECT try_add()::text AS full_queue) t}), 'false', 'the queue is full');
 	my ($entries_after, $rows_after) = split /\|/, sql($node, $read);
-	# There may be entries of rows that are gone.
-	cmp_ok($entries_after - $entries, '<', 15, 'of 35 entries, six are counted');
-	is($rows_after - $rows, 0, 'and no row without an index');
+	# Six entries are enough, but there may also be entries of rows that no longer exist.
+	cmp_ok($entries_after - $entries, '<', 15, 'the count reads few of the 35 entries');
+	is($rows_after - $rows, 0, 'and reads no rows without an index');
 }
 
-# ---- An enqueue that waits for a TRUNCATE: the queue has another state afterwards
+# ---- An enqueue waits for a TRUNCATE, after which the queue has another queue state
 
 fresh(2, 2);
 {
@@ -146,8 +146,8 @@ fresh(2, 2);
 	$waiting->query_until(qr/sent/, "\\echo sent\n$add;\n");
 	wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE pid = $waiting->{backend} AND wait_event_type = 'Lock'");
 	$truncating->query_safe('COMMIT');
-	is($waiting->query('SELECT 1') =~ s/\s+/ /gr, 'accepted 1', 'an enqueue after a TRUNCATE for which it has waited');
-	is_sql($node, $numbers, '1|1', 'counts');
+	is($waiting->query('SELECT 1') =~ s/\s+/ /gr, 'accepted 1', 'an enqueue that has waited for a TRUNCATE succeeds');
+	is_sql($node, $numbers, '1|1', 'and its job counts');
 	leave($truncating, $waiting);
 }
 
@@ -215,17 +215,17 @@ SKIP:
 {
 	skip 'no stop points in the library', 17 unless has_stops();
 
-	# A queue without the limit is not counted.
+	# The jobs of a queue without the limit are not counted.
 	fresh(3, 1);
 	sql($node, "SELECT idemq.alter_queue('q', max_unfinished => 0)");
 	$node->restart;
 	my $first = session($node);
 	my $counts = count_at($first->{backend}, 'room_count');
-	is($first->query_safe($add), 'accepted', 'no limit');
-	is(($counts->())[0], 0, 'nobody counts');
+	is($first->query_safe($add), 'accepted', 'an enqueue without a limit');
+	is(($counts->())[0], 0, 'no session counts');
 	sql($node, "SELECT idemq.alter_queue('q', max_unfinished => 3)");
-	is($first->query_safe($add), 'accepted', 'a limit');
-	is(($counts->())[0], 1, 'the first enqueue counts');
+	is($first->query_safe($add), 'accepted', 'an enqueue after the limit was set');
+	is(($counts->())[0], 1, 'it counts the jobs');
 
 	# Another session enqueues the key between the look for a duplicate and the insert.
 	my $stop = stop_at($first->{backend}, 'idemq_tick_key_check');
@@ -233,11 +233,11 @@ SKIP:
 	sql($node, "SELECT count(idemq.cancel(id)) FROM idemq.jobs");
 	$first->query_until(qr/sent/, "\\echo sent\nBEGIN;\n$key;\n");
 	$stop->();
-	is_sql($node, $key, 'accepted', 'another session has the key');
+	is_sql($node, $key, 'accepted', 'another session enqueues the key');
 	$stop->();
 	is($first->query_safe($add) =~ s/\s+/ /gr, 'duplicate accepted', 'a duplicate has given its room back');
-	is($first->query_safe($add), 'accepted', 'all of it');
-	is_sql($node, $numbers, '3|1', 'and what was added has room');
+	is($first->query_safe($add), 'accepted', 'and all of that room');
+	is_sql($node, $numbers, '3|1', 'and the jobs that were added have room');
 	$first->query_safe('COMMIT');
 	leave($first);
 

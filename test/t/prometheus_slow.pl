@@ -253,9 +253,11 @@ leave($slow, $held, $keeper);
 sql($node, q[SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'pgbench']);
 is($traffic->(), '', 'meanwhile jobs came and went');
 
-# A queue that a worker holds back.
+# A queue that a worker holds back, and one that is full.
 sql($node, q[SELECT idemq.hold_back(id, token, '10 min') FROM idemq.claim('backlog')]);
-fire('IdemqQueueHeld(backlog)');
+sql($node, q[SELECT idemq.alter_queue('zombie', max_unfinished => 2)]);
+sql($node, q[SELECT idemq.enqueue('zombie', '1')]);
+fire('IdemqQueueHeld(backlog)', 'IdemqQueueFull(zombie)');
 
 # The worker: stopped, then none.
 $pid = worker_pid($node);

@@ -1,7 +1,7 @@
 # Schedules as drivers call them, without pg_cron: two that tick at once, a crash in the midst of a tick, dump and
 # restore, and what idemq.schedule says where nothing ticks.  schedules_slow has pg_cron.
 #
-# at least 28 assertions
+# at least 45 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -9,20 +9,32 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib "$FindBin::RealBin/lib";
 use Idemq;
+use File::Copy;
 use PostgreSQL::Test::Utils;
 use Test::More;
+
+my $node;
 
 # What idemq.schedule says in a database: SQLSTATE, and the lines of its hint.
 sub refusal
 {
-	my ($node, $db, $role) = @_;
+	my ($server, $db, $role) = @_;
 	my $stderr;
 
-	$node->psql($db, ($role ? "SET ROLE $role; " : '') . "SELECT idemq.schedule('a', '0 0 1 1 *', 'q', '1')",
+	$server->psql($db, ($role ? "SET ROLE $role; " : '') . "SELECT idemq.schedule('a', '0 0 1 1 *', 'q', '1')",
 		stderr => \$stderr, extra_params => [ '-v', 'VERBOSITY=verbose' ]);
 	my ($state) = $stderr =~ /ERROR:\s+(\w{5})/;
 	my ($hint) = $stderr =~ /HINT:\s+(.*?)\n(?:LOCATION|\z)/s;
 	return ($state, $hint // $stderr);
+}
+
+# What a statement in postgres raises, with its SQLSTATE; nothing if it succeeds.
+sub refusal_of
+{
+	my $stderr;
+
+	$node->psql('postgres', $_[0], stderr => \$stderr, extra_params => [ '-v', 'VERBOSITY=verbose' ]);
+	return $stderr;
 }
 
 # Once a year: a minute may end between any two statements, and would bring a tick more.
@@ -36,7 +48,7 @@ sub miss
 	return sql($node, "UPDATE idemq_internal.schedule_entries SET done_until = clock_timestamp() - interval '$since' WHERE name = '$name'", $db);
 }
 
-my $node = new_node('schedules', 'shared_preload_libraries' => 'idemq');
+$node = new_node('schedules', 'shared_preload_libraries' => 'idemq');
 $node->start;
 sql($node, "CREATE EXTENSION idemq; SELECT idemq.create_queue('q', lease => '1 h');
 	CREATE ROLE shop; SELECT idemq.grant_queue('q', 'shop', 'enqueue'); CREATE DATABASE \"other's\"");
@@ -144,5 +156,45 @@ sql($node, "UPDATE idemq_internal.ticker SET called_at = called_at - interval '1
 is((refusal($node, 'postgres'))[0], '55000', 'no new schedule');
 is_sql($node, 'SELECT severity, invariant FROM idemq.check()', 'warning|schedules.driver', 'check: nobody ticks');
 is_sql($node, "SELECT idemq.unschedule('annual')", 't', 'unschedule works all the same');
+# ---- An interval of less than a minute asks for pg_cron 1.5.  A stand-in for it, of any version, that only keeps its jobs
+
+my $library = "$PostgreSQL::Test::Utils::tmp_check/pg_cron.so";
+my $below = '59 s';  # meant to expire, but nothing ticks here
+my $seconds = sub { return refusal_of("SELECT idemq.schedule('fast', 'every $_[0]', 'q', '1')") };
+
+copy(sql($node, q{SELECT setting || '/dict_snowball.so' FROM pg_config WHERE name = 'PKGLIBDIR'}), $library) or die "copy: $!";
+chmod 0755, $library;
+like($seconds->($below), qr/55000.*1\.5 or later in this database.*pg_cron is not loaded/s, 'below a minute: pg_cron is not loaded');
+sql($node, 'CALL idemq.tick()');
+like($seconds->($below), qr/55000.*pg_cron is not loaded/s, 'a call of idemq.tick() is not enough');
+$node->append_conf('postgresql.conf', "shared_preload_libraries = 'idemq, $library'");
+$node->restart;
+like($seconds->($below), qr/55000.*pg_cron has not been created/s, 'it is not in this database');
+sql($node, q{CREATE SCHEMA cron;
+	CREATE TABLE cron.job (jobid bigint GENERATED ALWAYS AS IDENTITY, jobname text, schedule text, command text, database text DEFAULT current_database(), username text DEFAULT current_user, UNIQUE (jobname, username));
+	CREATE FUNCTION cron.schedule(text, text, text) RETURNS bigint LANGUAGE sql AS $$ INSERT INTO cron.job (jobname, schedule, command) VALUES ($1, $2, $3) ON CONFLICT (jobname, username) DO UPDATE SET schedule = $2, command = $3 RETURNING jobid $$;
+	SET allow_system_table_mods = on; INSERT INTO pg_extension VALUES (99999, 'pg_cron', 10, 'cron'::regnamespace, false, '1.4')});
+is($seconds->('60 s'), '', 'a minute: any version');
+like($seconds->($below), qr/55000.*pg_cron has version 1\.4/s, 'less: not 1.4');
+foreach my $version ('1.5', '1.10', '2.0')
+{
+	sql($node, "SET allow_system_table_mods = on; UPDATE pg_extension SET extversion = '$version' WHERE extname = 'pg_cron'");
+	is($seconds->($below) . sql($node, 'SELECT jobname, schedule, command FROM cron.job'), 'idemq-tick|1 second|CALL idemq.tick()', "$version: its job is changed");
+	sql($node, q{UPDATE cron.job SET schedule = '* * * * *'});  # meant to tick, but only a row
+}
+# What calls each second, or twice in an interval, is enough.  (Nothing calls here: these times are not meant to expire.)
+foreach my $case ([ '1 second', '1 s', '1 second' ], [ '5 seconds', '10 s', '5 seconds' ], [ '5 seconds', '9 s', '1 second' ], [ '30 seconds', '60 s', '30 seconds' ], [ '59 seconds', '10 s', '1 second' ], [ '0 * * * *', '1 min', '0 * * * *' ])
+{
+	sql($node, "UPDATE cron.job SET schedule = '$case->[0]'");
+	is($seconds->($case->[1]) . sql($node, 'SELECT schedule FROM cron.job'), $case->[2], "every $case->[1] with a call every $case->[0]");
+}
+# A job of another database, of a role that may not call idemq.tick(), or with another command, is no driver.
+foreach my $change (q{database = 'other''s'}, q{username = 'shop'}, q{command = 'SELECT 1', jobname = 'mine'})
+{
+	# meant to expire, but only a row
+	sql($node, "DELETE FROM cron.job; INSERT INTO cron.job (jobname, schedule, command) VALUES ('tick', '1 second', 'CALL idemq.tick()'); UPDATE cron.job SET $change");
+	# meant to expire, but there is no driver
+	is($seconds->('1 s') . sql($node, q{SELECT count(*) FROM cron.job WHERE jobname = 'idemq-tick'}), 1, "no driver: $change");
+}
 $node->stop;
 done_testing();

@@ -2,7 +2,7 @@
 # is missing.
 # slow: it restarts the server for each job of pg_cron, and waits for the end of a minute
 #
-# at least 32 assertions
+# at least 35 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -108,6 +108,34 @@ is_sql($node, 'SELECT username FROM cron.job ORDER BY jobid', "shop\npostgres", 
 sql($node, "SET ROLE shop; SELECT cron.unschedule('shop-tick')");
 sql($node, 'REVOKE USAGE ON SCHEMA cron FROM shop; REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA cron FROM shop');
 sql($node, "SELECT idemq.unschedule('another')");
+
+# ---- An interval of less than a minute requires pg_cron 1.5 or later
+
+my $every_second = "SELECT idemq.schedule('secondly', 'every 1 s', 'q', '1')";
+sub says
+{
+	my ($stdout, $stderr);
+
+	$node->psql('postgres', $_[0], stdout => \$stdout, stderr => \$stderr, extra_params => [ '-v', 'VERBOSITY=verbose' ]);
+	return $stderr;
+}
+if (sql($node, "SELECT regexp_match(extversion, '^(\\d+)\\.(\\d+)')::int[] >= '{1,5}' FROM pg_extension WHERE extname = 'pg_cron'") eq 't')
+{
+	sql($node, $every_second);
+	is_sql($node, 'SELECT jobname, schedule FROM cron.job', 'idemq-tick|1 second', 'the pg_cron job now calls idemq.tick() every second');
+	is_soon($node, "SELECT count(*) >= 2 FROM idemq.jobs WHERE key LIKE 'secondly\@%'", 'the schedule ticks');
+	sql($node, "SELECT cron.schedule('idemq-tick', '5 seconds', 'CALL idemq.tick()'); SELECT idemq.schedule('secondly', 'every 10 s', 'q', '1')");
+	is_sql($node, 'SELECT jobname, schedule FROM cron.job', 'idemq-tick|5 seconds', 'a job that calls twice per interval is not changed');
+	sql($node, "SELECT idemq.unschedule('secondly'); DELETE FROM idemq.jobs WHERE key LIKE 'secondly\@%'; SELECT cron.schedule('idemq-tick', '$every_minute', 'CALL idemq.tick()')");
+}
+else
+{
+	like(says($every_second), qr/55000:.*requires idemq\.worker, or pg_cron 1\.5.*pg_cron has version 1\.4.*HINT:  Set idemq\.worker to on/s, 'an older version is refused');
+	is_sql($node, 'SELECT jobname, schedule FROM cron.job', "idemq-tick|$every_minute", 'and the pg_cron job is not changed');
+	# If the catalog claims version 1.5, idemq requests a schedule that this older version rejects.
+	like(says("BEGIN; SET allow_system_table_mods = on; UPDATE pg_extension SET extversion = '1.5' WHERE extname = 'pg_cron'; $every_second; ROLLBACK"),
+		qr/invalid schedule: 1 second/, 'from 1.5 on, idemq requests a call every second');
+}
 
 # ---- A database where it is not
 

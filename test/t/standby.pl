@@ -1,7 +1,7 @@
 # What a standby answers: the tables, views and functions that read say what the primary says, in
 # every session, also of a change that was just replayed; what writes raises 25006; and
 # CALL idemq.wait_result waits there, even for a job that has not arrived yet, and through a promotion.
-# at least 58 assertions
+# at least 62 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -25,6 +25,7 @@ sql($node, "SELECT idemq.create_queue('other', max_attempts => 1, retention => '
 	SELECT count(*) FROM idemq.enqueue_many('q', array_fill('1'::jsonb, ARRAY[4]));
 	SELECT idemq.enqueue('q', '5', delay => '1 h'), idemq.enqueue('other', '6', key => 'six');
 	SELECT idemq.fail(id, token, 'no such account') FROM idemq.claim('other');
+	SELECT idemq.ensure_queue('declared', lease => '1 min'), idemq.ensure_topic('declared');
 	CREATE ROLE reader; CREATE ROLE stranger; GRANT USAGE ON SCHEMA idemq TO stranger");
 sql($node, "SELECT idemq.grant_queue('q', 'reader', 'enqueue')");
 my ($id, $token) = split /\|/, sql($node, "SELECT id, token FROM idemq.claim('q')");
@@ -75,7 +76,10 @@ unlike($session->query_safe("SELECT idemq.why($id + 1)"), qr/paused/, 'and its e
 
 is_state($standby, $_, '25006', "refused: $_")
   foreach ("SELECT * FROM idemq.enqueue('q', '1')", "SELECT * FROM idemq.claim('q')", "SELECT idemq.commit($id, $token)",
-	"SELECT idemq.heartbeat($id, $token)", "SELECT idemq.cancel($id)", "CALL idemq.wait('q', '1 h')", "CALL idemq.wait_any('{q}', '1 h')", "CALL idemq.wait_for_room('q', 1, '1 h')");
+	"SELECT idemq.heartbeat($id, $token)", "SELECT idemq.cancel($id)", "CALL idemq.wait('q', '1 h')", "CALL idemq.wait_any('{q}', '1 h')", "CALL idemq.wait_for_room('q', 1, '1 h')",
+	"SELECT idemq.ensure_queue('declared', lease => '2 min')", "SELECT idemq.ensure_queue('undeclared')", "SELECT idemq.ensure_topic('undeclared')");
+is_sql($standby, "SELECT outcome, idemq.ensure_topic('declared') FROM idemq.ensure_queue('declared', lease => '60 s')", 'unchanged|unchanged',
+	'a declaration that changes nothing works on a standby');
 
 # ---- wait_result
 

@@ -126,6 +126,9 @@ my %calls = (
 	(map { $_ => "SELECT idemq.$_('early', 'worker', 'claim')" } qw(grant_queue revoke_queue)),
 	(map { $_ => "SELECT idemq.$_()" } qw(apply_retention advance_tokens)),
 	create_queue => "SELECT idemq.create_queue('another')",
+	ensure_handler => "SELECT idemq.ensure_handler('early', 'handled')",
+	ensure_queue => "SELECT idemq.ensure_queue('early', lease => '2 h')",
+	ensure_topic => "SELECT idemq.ensure_topic('another')",
 	enqueue => "SELECT idemq.enqueue('early', '1')",
 	enqueue_many => "SELECT * FROM idemq.enqueue_many('early', '{1}')",
 	enqueue_sequenced => "SELECT idemq.enqueue_sequenced('early', 'p', 1, '1')",
@@ -149,6 +152,8 @@ my %calls = (
 	wait_for_room => "CALL idemq.wait_for_room('early', 1, '0')",
 	schedule => "SELECT idemq.schedule('s', '0 0 1 1 *', 'early', '1')",
 	unschedule => "SELECT idemq.unschedule('s')",
+	pause_schedule => "SELECT idemq.pause_schedule('s')",
+	resume_schedule => "SELECT idemq.resume_schedule('s')",
 	tick => 'CALL idemq.tick()',
 	run_schedule_now => "SELECT idemq.run_schedule_now('s')",
 	retry_many => "SELECT * FROM idemq.retry_many('{1}')",
@@ -197,8 +202,8 @@ foreach (sort keys %calls)
 {
 	like(refusal($calls{$_}), qr/55000: this database follows another/, "refused: $_") if $calls{$_} =~ /^(?:SELECT|CALL|INSERT) /;
 }
-# What idemq.tick() calls.
-foreach ("due_schedules()", "run_schedule('s')", "schedule_failed('s', 'x')")
+# Functions that idemq.tick() and the worker call.
+foreach ("due_schedules()", "run_schedule('s')", "run_schedules('{s}', '{NULL}')", "schedule_failed('s', 'x')")
 {
 	like(refusal("SELECT idemq_internal.$_"), qr/55000: this database follows another/, "refused: $_");
 }

@@ -160,7 +160,7 @@ SKIP:
 	kill 'CONT', $worker;
 	leave(map { $_->{session} } @waiters);
 
-	# Waiters take turns, even if one of them always waits again first.
+	# Waiters take turns, even if one of them waits again as soon as it has enqueued.
 	full(2);
 	$worker = stop_worker($node);
 	@waiters = map { waiter($node, $call) } 1 .. 2;
@@ -178,9 +178,9 @@ SKIP:
 		$waiters[ $turns[1] ] = waiter($node, $call, $waiters[ $turns[1] ]{session});
 		$stops[ $turns[1] ] = stop_at($waiters[ $turns[1] ]{pid}, 'wait_woken');
 	}
-	is($turns[2], 1 - $turns[1], 'the other one is woken');
+	is($turns[2], 1 - $turns[1], 'the other waiter is woken in the second turn');
 
-	# A session that ends while it has a signal passes it on.
+	# A session that ends after it was woken passes the signal on.
 	sql($node, "SELECT outcome FROM idemq.enqueue('q', '1')");
 	$waiters[ $turns[2] ] = waiter($node, $call, $waiters[ $turns[2] ]{session});
 	$stops[ $turns[2] ] = stop_at($waiters[ $turns[2] ]{pid}, 'wait_woken');

@@ -44,6 +44,22 @@ function rescheduled(input) {
   return html`${input.run_at && html`The job will not be claimed before <b>${time(`${input.run_at}Z`)}</b>`}${input.run_at && input.priority !== undefined && ', and '}${input.priority !== undefined && html`${input.run_at ? 'its' : 'Its'} priority will be <b>${input.priority}</b>`}. Its attempts do not change.`;
 }
 
+const scheduleAction = (title, done, does, call, said) => ({
+  title,
+  inputs: ['schedule'],
+  async preview(query, input) {
+    const [schedule] = await query('SELECT s.queue, s.payload IS NOT NULL AS may_change FROM idemq.schedules s WHERE s.name = $1', [input.schedule]);
+    if (!schedule) throw Object.assign(new Error(`No schedule named "${input.schedule ?? ''}" is visible to you.`), { statusCode: 404 });
+    if (!schedule.may_change) throw Object.assign(new Error(`Schedule "${input.schedule}" can be ${done} only by the role that created it and by administrators of queue "${schedule.queue}" (42501).`), { statusCode: 403 });
+    return { jobs: 1, text: html`Schedule <b>${input.schedule}</b> ${does(schedule)}` };
+  },
+  async run(query, input) {
+    const [{ answer }] = await query(call, [input.schedule]);
+    return { text: said(answer, input), done: true };
+  },
+  back: () => '/schedules',
+});
+
 const queueAction = (title, does, call, said) => ({
   title,
   inputs: ['queue'],
@@ -120,21 +136,12 @@ export const actions = {
     },
     back: (input) => `/flow/${input.id}`,
   },
-  run_schedule: {
-    title: 'Run now',
-    inputs: ['schedule'],
-    async preview(query, input) {
-      const [schedule] = await query('SELECT s.queue, s.payload IS NOT NULL AS may_run FROM idemq.schedules s WHERE s.name = $1', [input.schedule]);
-      if (!schedule) throw Object.assign(new Error(`No schedule named "${input.schedule ?? ''}" is visible to you.`), { statusCode: 404 });
-      if (!schedule.may_run) throw Object.assign(new Error(`Schedule "${input.schedule}" can be run only by the role that created it and by administrators of queue "${schedule.queue}" (42501).`), { statusCode: 403 });
-      return { jobs: 1, text: html`Schedule <b>${input.schedule}</b> enqueues one extra job to <b>${schedule.queue}</b> immediately. Its next tick does not change.` };
-    },
-    async run(query, input) {
-      const [{ job }] = await query('SELECT idemq.run_schedule_now($1) AS job', [input.schedule]);
-      return { text: `Job ${job} was enqueued.`, done: true };
-    },
-    back: () => '/schedules',
-  },
+  run_schedule: scheduleAction('Run now', 'run', (schedule) => html`enqueues one extra job to <b>${schedule.queue}</b> immediately. Its next tick does not change.`,
+    'SELECT idemq.run_schedule_now($1) AS answer', (job) => `Job ${job} was enqueued.`),
+  pause_schedule: scheduleAction('Pause', 'paused', (schedule) => html`will not enqueue jobs to <b>${schedule.queue}</b> until you resume it. Jobs that it has enqueued do not change.`,
+    'SELECT idemq.pause_schedule($1)::text AS answer', (_, input) => `Schedule ${input.schedule} was paused.`),
+  resume_schedule: scheduleAction('Resume', 'resumed', () => 'continues with its next tick. Ticks since it was paused are skipped.',
+    'SELECT idemq.resume_schedule($1) AS answer', (next, input) => `Schedule ${input.schedule} was resumed. Its next tick is at ${time(next)}.`),
 };
 
 /** The inputs of an action out of a form or a link: those that it names, as text, and no more. */

@@ -51,8 +51,14 @@ export const testClock = 'SELECT extract(epoch FROM idemq.test_clock_ahead())::f
 export const health = `
   SELECT w.pid, extract(epoch FROM w.stuck_for)::float8 AS stuck_for FROM idemq.background_worker w`;
 
+/** A queue; changed_since contains the values declared with idemq.ensure_queue from which the queue's settings differ. */
 export const queue = `
-  SELECT q.*, extract(epoch FROM q.lease)::float8 AS lease_seconds FROM idemq.queues q WHERE q.name = $1`;
+  SELECT q.*, extract(epoch FROM q.lease)::float8 AS lease_seconds,
+    (SELECT jsonb_object_agg(d.key, d.value) FROM jsonb_each_text(q.declared) d JOIN jsonb_each_text(to_jsonb(q)) s USING (key)
+      JOIN pg_catalog.pg_attribute a ON a.attrelid = 'idemq.queues'::regclass AND a.attname = d.key
+      WHERE CASE WHEN a.atttypid = 'interval'::regtype THEN d.value::interval IS DISTINCT FROM s.value::interval
+        ELSE d.value IS DISTINCT FROM s.value END) AS changed_since
+  FROM idemq.queues q WHERE q.name = $1`;
 
 /** The holds in force in a queue. */
 export const holds = `
@@ -69,7 +75,7 @@ export const errors = `
 
 export const schedules = `
   SELECT s.name, s.queue, s.cron, s.time_zone, s.next_run, s.last_run, s.last_job, s.failed_at, s.last_error,
-    s.created_by, s.payload IS NOT NULL AS may_run, CASE WHEN s.payload IS NOT NULL THEN (
+    s.created_by, s.paused_at, s.payload IS NOT NULL AS may_run, CASE WHEN s.payload IS NOT NULL AND s.paused_at IS NULL THEN (
       SELECT array_agg(t ORDER BY n) FROM (
         WITH RECURSIVE ticks (n, t) AS (
           SELECT 1, idemq.next_tick(s.cron, s.time_zone, idemq.clock_timestamp())

@@ -1,5 +1,5 @@
-// What the page makes of what it reads: of idemq.history, where nothing happened there are no rows, and a row of a step
-// may come late; what was read is not read again.  2,000 queues have room: run with
+// How the page shows what it reads.  idemq.history has no rows for a step in which nothing happened, and a row may arrive late;
+// data that was read is not read again.  2,000 queues must fit into memory, so run this with
 // node --max-old-space-size=160.
 import { History } from '../src/history.mjs';
 import { live } from '../src/pages/overview.mjs';
@@ -77,7 +77,7 @@ const table = await many.table();
 const series = Array.from({ length: 2000 }, (_, queue) => many.of(table, `queue ${queue}`, new Map()).completed.at(-1));
 tell(series.every((value) => value === 0.1), '2,000 queues have room', series.slice(0, 3));
 
-// The list of queues: which are full.
+// The list of queues marks those that are full.
 const queue = (name, unfinished, limit) => ({ queue: name, unfinished, max_unfinished: limit, pending: '3', running: '0', blocked: '0', dead: '0', retrying: '0', groups_held: '0', oldest_ready: null,
   unattended_for: null, held_for: null, paused: false, is_dead_letter_queue: false, may_administer: false });
 const page = String(live({ at: new Date(), queues: [queue('full', '3', '3'), queue('above', '12', '9'), queue('room', '9', '10'), queue('free', null, null), queue('uncounted', null, '5')], only: null,

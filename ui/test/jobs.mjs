@@ -202,7 +202,7 @@ ok((await said(page)).includes('Nothing was enqueued, because this job already h
 await value("SELECT idemq.alter_queue('desk', max_unfinished => 1)");
 await page.goto(`${base}/queue/desk/enqueue`);
 await enter({ payload: '{"by": "hand"}', kind: 'note' });
-ok((await said(page)).includes('queue "desk" is full (IQ007)') && await page.locator('[name="kind"]').inputValue() === 'note', 'a full queue is said, and what was written stays', await said(page));
+ok((await said(page)).includes('queue "desk" is full (IQ007)') && await page.locator('[name="kind"]').inputValue() === 'note', 'the form shows that the queue is full, and keeps the input', await said(page));
 await value("SELECT idemq.alter_queue('desk', max_unfinished => 0)");
 
 // A job: its actions, with their questions.
@@ -318,6 +318,14 @@ ok((await page.locator('.bulk button').allInnerTexts()).join() === 'Retry', 'who
 await value("SELECT idemq.schedule('yearly', '0 0 1 1 *', 'shop', '{}')");
 ok((await page.goto(`${clerk}/schedules`)).status() === 200 && (await said(page)).includes('yearly') && await page.getByRole('button', { name: 'Run' }).count() === 0
   && (await page.goto(`${clerk}/confirm?action=run_schedule&schedule=yearly`)).status() === 403 && (await said(page)).includes('by the role that created it'), 'a schedule of others is not his to run', await said(page));
+ok((await page.goto(`${clerk}/confirm?action=pause_schedule&schedule=yearly`)).status() === 403 && (await said(page)).includes('can be paused only by the role that created it'), 'and not his to pause', await said(page));
+await page.goto(`${base}/schedules`);
+await act('Pause schedule yearly', /Schedule yearly will not enqueue jobs to shop until you resume it/, /Schedule yearly was paused\./);
+ok((await page.locator('.status.warn').innerText()) === 'paused' && await page.getByRole('button', { name: 'Pause schedule yearly' }).count() === 0
+  && await value("SELECT paused_at IS NOT NULL AND next_run IS NULL FROM idemq.schedules WHERE name = 'yearly'") === true, 'a schedule is paused', await said(page));
+await act('Resume schedule yearly', /Schedule yearly continues with its next tick/, /Schedule yearly was resumed\. Its next tick is at \d{4}-01-01 00:00:00 UTC\./);
+ok(await page.locator('.status.warn').count() === 0 && await value("SELECT paused_at IS NULL FROM idemq.schedules WHERE name = 'yearly'") === true, 'the schedule is resumed', await said(page));
+ok(await value("SELECT string_agg(action, ' ' ORDER BY id) FROM idemq.audit WHERE details->>'schedule' = 'yearly'") === 'pause_schedule resume_schedule', 'both calls are in the audit');
 await value("SELECT idemq.unschedule('yearly')");
 ok((await page.goto(`${clerk}/queue/shop/sure?doing=delete&ids=${dead}`)).status() === 403 && (await said(page)).includes('lacks the privilege admin'), 'deleting wants an administrator', await said(page));
 await page.goto(readOnly + list('shop', { tab: 'dead' }));

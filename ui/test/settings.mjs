@@ -44,6 +44,7 @@ for (const role of process.argv.slice(2)) {
 // The first is as it should be.
 for (const [name, pattern] of [
   ['a lease', /"lease":\{"minutes":1,"seconds":15,"milliseconds":1\}/],
+  ['a setting that was changed since it was declared', /"changed_since":\{"max_unfinished":"1000"\}/],
   ['its seconds', /"lease_seconds":75\.001/],
   ['a time', /"finished_at":"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?\+00"/],
   ['text', /"payload":"\\"1 € für\\""/],

@@ -54,6 +54,13 @@ export function optionalInteger(value, what) {
   return /** @type {number} */ (value);
 }
 
+/** @param {unknown} value @param {string} what @returns {number | null} */
+export function optionalNumber(value, what) {
+  if (value === null || value === undefined) return null;
+  if (typeof value !== 'number') reject(what, 'a number', value);
+  return /** @type {number} */ (value);
+}
+
 /** @param {unknown} value @param {string} what @returns {boolean | null} */
 export function optionalBoolean(value, what) {
   if (value === null || value === undefined) return null;

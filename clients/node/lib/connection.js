@@ -12,7 +12,7 @@ import { Pipeline } from './pipeline.js';
 
 /**
  * The process of the session, whether it is read-only, whether the server is a standby, statement_timeout in milliseconds (0: none), and whether
- * idemq.hold_claimed exists.  A session that belongs to the worker ($1 is its process) may be idle while its handler is busy, and reads NULL in an array as NULL.
+ * idemq.hold_claimed exists.  $2 identifies the worker in all its sessions; behind a pooler, the setting would reach other processes.  A session that belongs to the worker ($1 is its process) may be idle while its handler is busy, and reads NULL in an array as NULL.
  */
 const SESSION_INFO = `SELECT who.pid, pg_catalog.current_setting('transaction_read_only') = 'on' AS read_only, pg_catalog.pg_is_in_recovery() AS standby,
     (SELECT setting FROM pg_catalog.pg_settings WHERE name = 'statement_timeout') AS statement_timeout,
@@ -20,7 +20,9 @@ const SESSION_INFO = `SELECT who.pid, pg_catalog.current_setting('transaction_re
       WHERE n.nspname = 'idemq' AND f.proname = 'hold_claimed' AND pg_catalog.has_function_privilege(f.oid, 'EXECUTE')) AS has_hold_claimed,
     (SELECT extract(epoch FROM backend_start)::text FROM pg_catalog.pg_stat_get_activity(who.pid)) AS backend_start,
     CASE WHEN who.pid = $1::int THEN pg_catalog.set_config('array_nulls', 'on', false) || pg_catalog.set_config('idle_session_timeout',
-        pg_catalog.set_config('idle_in_transaction_session_timeout', '0', false), false) END
+        pg_catalog.set_config('idle_in_transaction_session_timeout', '0', false), false) END,
+    CASE WHEN who.pid = $1::int AND pg_catalog.current_setting('idemq.process', true) IS NOT NULL
+      THEN pg_catalog.set_config('idemq.process', $2::text, false) END AS worker
   FROM pg_catalog.pg_backend_pid() AS who (pid)`;
 
 /**
@@ -37,21 +39,22 @@ function setDateStyle(client) {
 
 /**
  * The properties of a new session. Throws if it cannot write.
- * @param {import('pg').Client} client
- * @returns {Promise<{ direct: boolean, process: number, backendStart: string | null, statementTimeout: number, hasHoldClaimed: boolean }>} direct: whether
+ * @param {import('pg').Client} client @param {string} [worker] identifies the worker in all its sessions
+ * @returns {Promise<{ direct: boolean, process: number, backendStart: string | null, statementTimeout: number, hasHoldClaimed: boolean, hearsEnds: boolean }>} direct: whether
  *   the process belongs to this session only (a pooler invents the number that it reports); process: its number; statementTimeout in
- *   milliseconds (0: none); hasHoldClaimed: whether idemq.hold_claimed exists
+ *   milliseconds (0: none); hasHoldClaimed: whether idemq.hold_claimed exists; hearsEnds: whether the server tells the worker at once if one of its
+ *   attempts is cancelled or taken back
  */
-export async function sessionInfo(client) {
+export async function sessionInfo(client, worker = '') {
   const told = /** @type {any} */ (client).processID ?? 0;
-  const [{ pid, read_only: readOnly, standby, statement_timeout: statementTimeout, has_hold_claimed: hasHoldClaimed, backend_start: backendStart }] = (await client.query(SESSION_INFO, [told])).rows;
+  const [{ pid, read_only: readOnly, standby, statement_timeout: statementTimeout, has_hold_claimed: hasHoldClaimed, backend_start: backendStart, worker: known }] = (await client.query(SESSION_INFO, [told, worker])).rows;
   if (readOnly) {
     const why = standby
       ? `${client.host}:${client.port} is a standby, which does not accept writes`
       : 'default_transaction_read_only is on for this role, database or server, but a worker must write: ALTER ROLE ... SET default_transaction_read_only = off';
     throw Object.assign(new Error(why), { code: '25006' });
   }
-  return { direct: pid === told, process: pid, backendStart, statementTimeout: Number(statementTimeout), hasHoldClaimed };
+  return { direct: pid === told, process: pid, backendStart, statementTimeout: Number(statementTimeout), hasHoldClaimed, hearsEnds: !!known };
 }
 
 /**
@@ -165,6 +168,8 @@ export class Session {
   statementTimeout = 0;
   /** Whether the server has idemq.hold_claimed. */
   hasHoldClaimed = false;
+  /** Whether the server tells the worker at once if one of its attempts is cancelled or taken back. */
+  hearsEnds = false;
   /** Names of prepared statements; undefined on a session that others may also use. @type {Set<string> | undefined} */
   prepared;
   /** The worker's message that is under way. @type {Pipeline | undefined} */
@@ -263,9 +268,10 @@ export class Session {
 
   /**
    * Connects to the first host that accepts writes. Throws the error of the last host if there is none.
-   * @param {import('pg').ClientConfig[]} configs @param {AbortSignal} until ends the attempt when it fires @returns {Promise<Session>}
+   * @param {import('pg').ClientConfig[]} configs @param {AbortSignal} until ends the attempt when it fires
+   * @param {string} [worker] @returns {Promise<Session>}
    */
-  static async open(configs, until) {
+  static async open(configs, until, worker) {
     let last;
     for (const config of configs) {
       const session = new Session(config);
@@ -274,7 +280,7 @@ export class Session {
       try {
         if (last && until.aborted) throw last;
         await session.client.connect();
-        Object.assign(session, await withTimeout(5000, session, sessionInfo(session.client)));
+        Object.assign(session, await withTimeout(5000, session, sessionInfo(session.client, worker)));
         if (session.direct) session.prepared = new Set();
         return session;
       } catch (error) {
@@ -370,7 +376,8 @@ export class Server {
 
   /**
    * @param {Address} address @param {import('../index.js').Logger} logger
-   * @param {{ over: AbortSignal, retryConnect: boolean }} life over: fires when the worker must not wait any longer
+   * @param {{ over: AbortSignal, retryConnect: boolean, worker?: string }} life over: fires when the worker must not wait any longer; worker: identifies
+   *   the worker in all its sessions
    */
   constructor(address, logger, life) {
     this.address = address;
@@ -385,7 +392,7 @@ export class Server {
       if (until.aborted || this.life.over.aborted) throw new Error('the worker is stopping and has no connection');
       const { configs, version } = this.address;
       try {
-        const session = Object.assign(await Session.open(configs, until), { configs, version });
+        const session = Object.assign(await Session.open(configs, until, this.life.worker), { configs, version });
         for (const other of this.sessions) if (other.gone) this.sessions.delete(other);
         this.sessions.add(session);
         if (this.#since) this.logger.warn(`idemq: ${this.address.name}reconnected after ${((Date.now() - this.#since) / 1000).toFixed(1)} s`);

@@ -34,7 +34,7 @@ const WAIT_RESULTS = 'CALL idemq.wait_results($1::bigint[], $2::interval)';
  * @param {import('../index.js').Queryable} client @param {string} text @param {unknown[]} values
  * @returns {Promise<any[]>}
  */
-async function rows(client, text, values) {
+export async function rows(client, text, values) {
   checkClient(client);
   try {
     return (await client.query(text, values)).rows;

@@ -1,6 +1,7 @@
 // idemq: a client for the job queue in PostgreSQL.  index.d.ts documents it.
 
 export { ClusterWorker } from './cluster.js';
+export { ensureHandler, ensureQueue, ensureTopic } from './declare.js';
 export { enqueue } from './enqueue.js';
 export { cancelMany, cancelMatching, enqueueGraph, enqueueSequenced, flow, pauseGroup, publish, resumeGroup, sendEvent, waitResults } from './flows.js';
 export { createPool } from './pool.js';

@@ -20,6 +20,18 @@ export const MATCHING = { kind: true, groupKey: true, keyPrefix: true, maxJobs: 
 /** @type {Names<import('../index.js').PauseOptions>} */
 export const PAUSE = { until: true };
 
+/** @type {Names<import('../index.js').QueueSettings & { exact?: boolean | null }>} */
+export const QUEUE_SETTINGS = {
+  exact: true, lease: true, maxAttempts: true, retryBase: true, retryFactor: true, retryMax: true, retryJitter: true,
+  retention: true, idempotencyWindow: true, maxRunning: true, rateLimit: true, ratePeriod: true, deadLetterQueue: true,
+  deadRetention: true, maxLease: true, jobTimeout: true, deadLetterCancelled: true, groupMaxRunning: true, groupRateLimit: true,
+  groupRatePeriod: true, expectWorkers: true, rateBurst: true, groupRateBurst: true, maxHoldBack: true, maxUnfinished: true,
+  groupMaxUnfinished: true,
+};
+
+/** @type {Names<import('../index.js').HandlerOptions>} */
+export const HANDLER = { workers: true, batch: true, maxIdle: true };
+
 /** @type {Names<import('../index.js').StepOptions>} */
 export const STEP = { request: true, callTimeout: true, ask: true };
 

@@ -44,7 +44,8 @@ export async function settle(worker, link, attempt, error) {
       answer = await link.answer(FAIL, [id, token, both, null, error instanceof Dead, null]);
     }
     const [{ outcome }] = answer.rows;
-    if (outcome === 'stale' || outcome === 'not_found') return await endStale(worker, link, attempt, outcome, failed ? error : undefined, text);
+    // Cancelled: an open transaction is cancelling the job. If it is rolled back, the attempt ends as released.
+    if (outcome === 'stale' || outcome === 'not_found' || outcome === 'cancelled') return await endStale(worker, link, attempt, outcome === 'cancelled' ? 'stale' : outcome, failed ? error : undefined, text);
     if (failed) worker.failed(attempt, error, outcome, outcome !== 'dead');
     worker.ended(attempt, outcome, text);
   } catch (lost) {

@@ -11,7 +11,8 @@ const CLAIM_OPTIONS = 'lease => $6::interval, worker => $7::text, attach => $8::
 const PAIRS = 'SELECT id::text, token::text, outcome::text FROM';
 
 export const WAIT = 'CALL idemq.wait($1::text, $2::interval)';
-export const HEARTBEAT = `${PAIRS} idemq.heartbeat_many($1::bigint[], $2::bigint[], $3::interval)`;
+export const END_WAIT = "SELECT outcome::text FROM idemq.heartbeat_many('{}', '{}', NULL, end_waits => ARRAY[$1::int])";
+export const HEARTBEAT = `${PAIRS} idemq.heartbeat_many($1::bigint[], $2::bigint[], $3::interval, end_waits => '{}')`;
 
 // Statements for messages (pipeline.js), with their names on a session that belongs to the worker.
 export const CLAIM = {

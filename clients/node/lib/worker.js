@@ -4,6 +4,7 @@
 // Connections: one claims jobs and renews leases, one sleeps in idemq.wait, and the others belong to the jobs.
 // So heartbeats are never delayed by a job's statement or by a lock.
 
+import { randomUUID } from 'node:crypto';
 import { setMaxListeners } from 'node:events';
 import { Address, Link, Server, answerTimeout, hosts, shortestAnswerTimeout, sleep, withTimeout } from './connection.js';
 import { checkName, optionalBoolean, optionalInterval, optionalName } from './arguments.js';
@@ -15,7 +16,7 @@ import { WORKER, checkOptions } from './options.js';
 import { Outside } from './outside.js';
 import { onSignals, stopWhenHung } from './signals.js';
 import { watchSilence } from './silence.js';
-import { CLAIM, HEARTBEAT, RELEASE_MANY, SETTINGS, WAIT, jobFromRow } from './statements.js';
+import { CLAIM, END_WAIT, HEARTBEAT, RELEASE_MANY, SETTINGS, WAIT, jobFromRow } from './statements.js';
 import { Transactions } from './transactions.js';
 import { WorkerReport } from './worker-report.js';
 
@@ -26,6 +27,8 @@ const settingsMaxAge = 60_000;
  */
 const longestWait = 5000;
 const longestPooledWait = 3000;
+/** Milliseconds that a worker without free slots waits before it listens for the end of its attempts, so that short jobs cost nothing extra. */
+const listenAfter = 10;
 /** Milliseconds after a stop in which the wait must end, and after the grace period in which the outcomes of the last jobs are reported. */
 const waitEnds = 3500;
 export const lastWords = 4000;
@@ -110,7 +113,7 @@ export class Worker {
     this.#options = { ...options, name, concurrency, batch, timeout, grace, signals, once, attach, lease: optionalInterval(options.lease, 'lease') };
     // Each of the jobs that run at once adds a listener.
     setMaxListeners(0, this.#over.signal, this.#stop.signal);
-    const life = { over: this.#over.signal, retryConnect: !once };
+    const life = { over: this.#over.signal, retryConnect: !once, worker: randomUUID() };
     this.server = new Server(this.#address, logger, life);
     this.control = new Link(this.server, (session) => this.#settings(session));
     this.waiter = new Link(new Server(this.#waitAddress, logger, { ...life, over: this.#stop.signal }), undefined, this.#over.signal);
@@ -243,13 +246,9 @@ export class Worker {
         if (attempts && attempts.length > 0) {
           while (attempts.length > 0) this.#start(attempts.splice(0, batch));
         } else if (attempts && !once) {
-          await this.waiter.withSession((session) => {
-            const longest = session.direct ? longestWait : longestPooledWait;
-            const ms = session.statementTimeout > 0 ? Math.min(longest, 0.8 * session.statementTimeout) : longest;
-            return withTimeout(ms + 10_000, session, session.query(WAIT, [this.#queue, `${ms} ms`]));
-          });
+          await this.#wait(this.#queue);
         } else if (this.#busySlots > 0) {
-          await this.#slotFreed();
+          await this.#listen(this.#slotFreed());
         } else {
           return;
         }
@@ -264,6 +263,38 @@ export class Worker {
         await sleep(lost ? 200 : 5000, this.#stop.signal);
       }
     }
+  }
+
+  /**
+   * Waits until the queue has work (if a queue is given), an attempt of this worker is cancelled or taken back, or the wait times out.
+   * @param {string | null} queue
+   */
+  #wait(queue) {
+    return this.waiter.withSession(async (session) => {
+      if (queue === null && !session.hearsEnds) return;
+      const longest = session.direct ? longestWait : longestPooledWait;
+      const ms = session.statementTimeout > 0 ? Math.min(longest, 0.8 * session.statementTimeout) : longest;
+      const { rows } = await withTimeout(ms + 10_000, session, session.query(WAIT, [queue, `${ms} ms`]));
+      if (rows[0].ready || !session.hearsEnds || this.#running.size === 0) return;
+      this.#told = true;
+      this.#heartbeatNow();
+    });
+  }
+
+  /** Listens, in the session that otherwise waits for jobs, until a slot is free. @param {Promise<void>} freed */
+  async #listen(freed) {
+    let over = false;
+    freed.then(() => (over = true));
+    await Promise.race([freed, sleep(listenAfter, this.#stop.signal)]);
+    while (!over && (this.waiter.session?.hearsEnds ?? true)) {
+      const listening = this.#wait(null).catch(() => sleep(1000, this.#stop.signal)); // until then, heartbeats find the end of an attempt
+      await Promise.race([freed, listening]);
+      const { session } = this.waiter;
+      if (!over || !session?.direct) continue;
+      await this.control.rows(END_WAIT, [session.process]).catch(() => {});
+      await Promise.race([listening, sleep(waitEnds, this.#over.signal)]);
+    }
+    await freed;
   }
 
   /**
@@ -409,6 +440,8 @@ export class Worker {
   }
 
   #settingsRead = 0;
+  /** Whether to send heartbeats at once, because an attempt may have ended. */
+  #told = false;
 
   /** Reads the queue's settings. @param {import('./connection.js').Session} session */
   async #settings(session) {
@@ -431,7 +464,9 @@ export class Worker {
     let asking;
     while (!this.#over.signal.aborted) {
       const due = new Promise((resolve) => (this.#heartbeatNow = () => resolve(undefined)));
-      await Promise.race([due, sleep(Math.min(this.#lease / 3, 3_600_000), this.#over.signal)]);
+      // The heartbeats that are under way may have been answered before the attempt ended, so send others after them.
+      if (asking || !this.#told) await Promise.race([due, sleep(Math.min(this.#lease / 3, 3_600_000), this.#over.signal), ...(asking && this.#told ? [asking] : [])]);
+      if (!asking) this.#told = false;
       const running = [...this.#running].filter((attempt) => attempt.why !== 'timeout');
       if (running.length > 0) asking ??= this.#sendHeartbeat(running).finally(() => (asking = undefined));
       await Promise.race([asking, sleep(this.#lease / 6, this.#over.signal)]);

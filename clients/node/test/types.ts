@@ -5,7 +5,7 @@ import * as declared from 'idemq';
 import * as real from '../lib/index.js';
 import {
   ClusterWorker, Cancelled, createPool, Dead, Refused, RetryLater, Snooze, Worker, cancelMany, cancelMatching, drain, enqueue, enqueueGraph,
-  enqueueSequenced, flow, pauseGroup, publish, resumeGroup, sendEvent, waitResults, type Handler, type Job,
+  enqueueSequenced, ensureHandler, ensureQueue, ensureTopic, flow, pauseGroup, publish, resumeGroup, sendEvent, waitResults, type Handler, type Job,
 } from 'idemq';
 
 // Classes that an application makes no object of: what they are, not how they are made.
@@ -51,6 +51,11 @@ export async function flows(pool: pg.Pool, offset: bigint): Promise<string> {
   const { cancelled, locked } = await cancelMatching(pool, 'orders', { kind: 'order', keyPrefix: 'shop/3/', maxJobs: 1000 });
   // @ts-expect-error which jobs is to be said
   await cancelMatching(pool, 'orders');
+  const { outcome: ensured, changes } = await ensureQueue(pool, 'orders', { lease: '1 min', maxRunning: 0, deadLetterQueue: '', exact: true });
+  if (ensured === 'changed') console.log(changes?.maxRunning.from, await ensureTopic(pool, 'orders'));
+  await ensureHandler(pool, 'orders', 'app.handle', { workers: 4 });
+  // @ts-expect-error there is no such setting
+  await ensureQueue(pool, 'orders', { colour: 'red' });
   await pauseGroup(pool, 'orders', 'shop/3', { until: new Date() });
   // @ts-expect-error which group is to be said
   await pauseGroup(pool, 'orders');

@@ -28,6 +28,7 @@ from ._arguments import (
     text_argument,
 )
 from ._cluster import ClusterRun
+from ._declare import Ensured, ensure_handler, ensure_queue, ensure_topic
 from ._executors import AsyncExecutor, AsyncTransactionExecutor, Executor, ThreadExecutor, ThreadTransactionExecutor
 from ._flows import (
     CancelledJobs,
@@ -86,6 +87,7 @@ __all__ = [
     "Delay",
     "DuplicateKey",
     "Enqueued",
+    "Ensured",
     "Event",
     "Failure",
     "Flow",
@@ -119,6 +121,9 @@ __all__ = [
     "enqueue",
     "enqueue_graph",
     "enqueue_sequenced",
+    "ensure_handler",
+    "ensure_queue",
+    "ensure_topic",
     "flow",
     "pause_group",
     "publish",

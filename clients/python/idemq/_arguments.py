@@ -59,6 +59,13 @@ def optional_int(name: str, value: Any) -> Optional[int]:
     return None if value is None else int_argument(name, value)
 
 
+def optional_float(name: str, value: Any) -> Optional[float]:
+    """A number, or None."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        raise _refuse(name, "a number", value)
+    return value
+
+
 def ids_argument(name: str, value: Any) -> list[int]:
     """Ids of jobs."""
     if isinstance(value, (str, bytes, Mapping)):
@@ -75,6 +82,11 @@ def bool_argument(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise _refuse(name, "a bool", value)
     return value
+
+
+def optional_bool(name: str, value: Any) -> Optional[bool]:
+    """A bool, or None."""
+    return None if value is None else bool_argument(name, value)
 
 
 def seconds_argument(name: str, value: Any) -> float:

@@ -23,6 +23,7 @@ import traceback
 from collections import Counter, deque
 from datetime import timedelta
 from typing import Any, Callable, Coroutine, NamedTuple, Optional, Sequence, TypeVar
+from uuid import uuid4
 
 import psycopg
 from psycopg.types.json import Jsonb
@@ -177,8 +178,12 @@ class AttemptRunner:
         self.group_commit: Optional[GroupCommit] = None
         if executors[0].threads and not self._slots.shared:
             self.group_commit = GroupCommit(self, ThreadLink(options.where, options.dsn, retry_connect))
+        self._worker_id = str(uuid4())
+        self._looks_soon = False
+        """Whether _look_at_ages will be called soon."""
         for link in self.links():
             link.on_silent = self._silence.note
+            link.worker = self._worker_id
 
     def links(self) -> list[Link[Any]]:
         links: list[Link[Any]] = [self._control, self._second]
@@ -223,6 +228,9 @@ class AttemptRunner:
             if job._heartbeat_at < self._next_heartbeat:
                 self.call_loop(self._heartbeat_now.set)
             jobs.append(job)
+        if jobs and not self._looks_soon:
+            self._looks_soon = True
+            self.call_loop(self._look_soon)
         return jobs
 
     def executions(self, jobs: Sequence[BaseJob], executor: Executor) -> list[Execution]:
@@ -255,6 +263,10 @@ class AttemptRunner:
 
     def _wake_idle_executors(self) -> None:
         """Called when an attempt has ended.  In a run that ends with the last job, idle executors check again for jobs."""
+        raise NotImplementedError
+
+    def _look_soon(self) -> None:
+        """Called when jobs have been claimed.  If they run for a while, the worker listens for the end of their attempts."""
         raise NotImplementedError
 
     # An attempt.
@@ -528,8 +540,10 @@ class AttemptRunner:
         waiting = error if job.waiting is None else job.waiting  # whatever the handler did afterwards
         if isinstance(cause, AlreadyCommitted) or (isinstance(cause, NoSuchJob) and execution.commit_unknown):
             self._record_outcome(job, "committed")
-        elif execution.end_reason == "lost" or (cause is not None and execution.end_reason not in ("time", "drain")):  # these reasons also make the connection refuse statements
+        elif execution.end_reason == "lost" or (cause is not None and execution.end_reason not in ("time", "drain", "cancelled") and not job._being_cancelled):  # these reasons also make the connection refuse statements
             await self._report_lost(job, "stale" if execution.end_reason is None else "lost", cause)
+        elif job._being_cancelled:
+            await self._release(job)  # if the cancellation is rolled back, the attempt must not count
         elif not await self._record_arrived_events(job):
             pass
         elif execution.end_reason == "time":
@@ -623,7 +637,7 @@ class AttemptRunner:
 
     async def _release(self, job: BaseJob) -> None:
         outcome = await self._settle_with(job, lambda _: (_RELEASE, (job.id, job.token, None)))
-        if outcome == "stale":
+        if outcome in ("stale", "cancelled"):
             await self._report_lost(job, "lost", None)
         else:
             self._record_outcome(job, outcome)

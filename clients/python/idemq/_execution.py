@@ -17,6 +17,7 @@ SESSION_CHECK_INTERVAL = 1.0
 
 END_REASONS = {
     "lost": "the lease was lost",
+    "cancelled": "the job is being cancelled",
     "cut off": "the lease has expired, and the server is not responding",
     "time": "job_timeout has passed",
     "drain": "the worker is stopping",
@@ -69,7 +70,7 @@ class Execution:
         self.session_check_at = 0.0
         self.tries = 0
         self.end_reason: Optional[str] = None
-        """Why it was ended: "lost" (the lease), "cut off", "time" or "drain"."""
+        """Why it was ended: "lost" (the lease), "cancelled", "cut off", "time" or "drain"."""
         self.ended = False
         """Whether the handler and its transaction have ended."""
         self.handled = False

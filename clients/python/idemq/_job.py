@@ -114,6 +114,8 @@ class BaseJob:
         """The link to whose session the lease is attached, and below the number of that session."""
         self._session = link.connections
         self._cancelled: Any = None
+        self._being_cancelled = False
+        """Whether an open transaction is cancelling the job, according to a heartbeat."""
         self._run: Optional[JobRunner] = None
         self._execution: Optional[Execution] = None
         self._conn: Any = None

@@ -52,7 +52,8 @@ INTERRUPT_TIMEOUT = 2.0
 _FIRST_BACKOFF = 0.1
 _LAST_BACKOFF = 10.0
 # The process, whether the session is read-only, whether the server is a standby, and statement_timeout in milliseconds
-# (0: none).  A direct session may be idle while its handler is busy elsewhere.
+# (0: none).  A direct session may be idle while its handler is busy elsewhere.  Behind a pooler, settings would reach other
+# processes.
 _SESSION_INFO = """SELECT who.pid, pg_catalog.current_setting('transaction_read_only') AS read_only,
         pg_catalog.pg_is_in_recovery() AS standby,
         (SELECT setting::int8 FROM pg_catalog.pg_settings WHERE name = 'statement_timeout') AS statement_timeout,
@@ -60,7 +61,9 @@ _SESSION_INFO = """SELECT who.pid, pg_catalog.current_setting('transaction_read_
             pg_catalog.set_config('idle_in_transaction_session_timeout', '0', false), false) END,
         pg_catalog.to_regprocedure('idemq.hold_claimed()') IS NOT NULL,
         (SELECT extract(epoch FROM a.backend_start)::text FROM pg_catalog.pg_stat_get_activity(who.pid) AS a),
-        EXISTS (SELECT FROM pg_catalog.pg_extension WHERE extname = 'idemq'), pg_catalog.current_database()::text
+        EXISTS (SELECT FROM pg_catalog.pg_extension WHERE extname = 'idemq'), pg_catalog.current_database()::text,
+        CASE WHEN who.pid = %s AND pg_catalog.current_setting('idemq.process', true) IS NOT NULL
+            THEN pg_catalog.set_config('idemq.process', %s, false) END
     FROM pg_catalog.pg_backend_pid() AS who (pid)"""
 END_SESSION = """SELECT pg_catalog.pg_terminate_backend(a.pid) FROM pg_catalog.pg_stat_get_activity(%s) AS a
     WHERE extract(epoch FROM a.backend_start)::text = %s"""
@@ -149,11 +152,13 @@ class SessionInfo(NamedTuple):
     """Whether idemq.hold_claimed exists."""
     process: Optional[Process] = None
     """Process of the session, if it is direct."""
+    hears_ends: bool = False
+    """Whether the server tells the worker's process at once if one of its attempts is cancelled or taken back."""
 
 
 def _prepare_session(conn: AnyConnection, row: Row, needs_idemq: bool = True) -> SessionInfo:
     """Prepares a new connection.  Raises if it cannot write, or if the database does not have idemq."""
-    pid, read_only, standby, statement_timeout, _, has_hold_claimed, started, has_idemq, database = row
+    pid, read_only, standby, statement_timeout, _, has_hold_claimed, started, has_idemq, database, worker = row
     if read_only == "on":
         raise psycopg.errors.ReadOnlySqlTransaction(
             "the server is a standby, which does not accept writes" if standby else
@@ -172,7 +177,12 @@ def _prepare_session(conn: AnyConnection, row: Row, needs_idemq: bool = True) ->
     if isinstance(conn, (HandlersConnection, AsyncHandlersConnection)):
         conn.direct, conn.named, conn.has_hold_claimed = direct, direct, has_hold_claimed
     connections.add(conn)
-    return SessionInfo(direct, statement_timeout / 1000, has_hold_claimed, Process(pid, started) if direct and started else None)
+    return SessionInfo(direct, statement_timeout / 1000, has_hold_claimed, Process(pid, started) if direct and started else None, bool(worker))
+
+
+def _session_values(conn: AnyConnection, worker: str) -> list[Any]:
+    """Parameters of _SESSION_INFO.  worker: identifies the worker's process in all its sessions; empty if there is none."""
+    return [conn.info.backend_pid, conn.info.backend_pid, worker]
 
 
 def _notice(diagnostic: psycopg.errors.Diagnostic) -> None:
@@ -184,7 +194,7 @@ def _last_error(error: Optional[BaseException]) -> BaseException:
     return error or psycopg.OperationalError("the DSN does not specify a host")
 
 
-def connect(dsn: str, needs_idemq: bool = True) -> tuple[Connection[Any], SessionInfo]:
+def connect(dsn: str, needs_idemq: bool = True, worker: str = "") -> tuple[Connection[Any], SessionInfo]:
     """A connection in autocommit mode to the host that accepts writes, and its properties."""
     last: Optional[BaseException] = None
     for params in hosts(dsn):
@@ -193,7 +203,7 @@ def connect(dsn: str, needs_idemq: bool = True) -> tuple[Connection[Any], Sessio
             conn = HandlersConnection.connect(autocommit=True, **params)
             assert isinstance(conn, HandlersConnection)
             conn.answer_within = ANSWER_TIMEOUT
-            row = conn.execute(_SESSION_INFO, [conn.info.backend_pid]).fetchone()
+            row = conn.execute(_SESSION_INFO, _session_values(conn, worker)).fetchone()
             conn.answer_within = None
             assert row is not None
             return conn, _prepare_session(conn, row, needs_idemq)
@@ -204,7 +214,7 @@ def connect(dsn: str, needs_idemq: bool = True) -> tuple[Connection[Any], Sessio
     raise _last_error(last)
 
 
-async def connect_async(dsn: str, needs_idemq: bool = True) -> tuple[AsyncConnection[Any], SessionInfo]:
+async def connect_async(dsn: str, needs_idemq: bool = True, worker: str = "") -> tuple[AsyncConnection[Any], SessionInfo]:
     """Like connect, for an AsyncConnection."""
     last: Optional[BaseException] = None
     for params in hosts(dsn):
@@ -213,7 +223,7 @@ async def connect_async(dsn: str, needs_idemq: bool = True) -> tuple[AsyncConnec
             timeout = float(params.get("connect_timeout") or ANSWER_TIMEOUT) + 1
             conn = await asyncio.wait_for(AsyncHandlersConnection.connect(autocommit=True, **params), timeout)
             with conn.limited(ANSWER_TIMEOUT):
-                row = await (await conn.execute(_SESSION_INFO, [conn.info.backend_pid])).fetchone()
+                row = await (await conn.execute(_SESSION_INFO, _session_values(conn, worker))).fetchone()
             assert row is not None
             return conn, _prepare_session(conn, row, needs_idemq)
         except asyncio.TimeoutError:
@@ -261,6 +271,8 @@ class Link(Generic[Conn]):
         """Called with the process of the session when a connection was given up because the server did not answer."""
         self._retry_connect = retry_connect
         self._needs_idemq = needs_idemq
+        self.worker = ""
+        """Identifies the worker's process in its sessions; empty if this is not the link of a worker."""
         self._ask_lock = asyncio.Lock()
         self._open_lock = asyncio.Lock()
         self._lost_at: Optional[float] = None
@@ -276,6 +288,11 @@ class Link(Generic[Conn]):
     def process(self) -> Optional[Process]:
         """Process of the session, if it is direct."""
         return self._session_info.process
+
+    @property
+    def hears_ends(self) -> bool:
+        """Whether the server tells the worker's process at once if one of its attempts is cancelled or taken back."""
+        return self._session_info.hears_ends
 
     @property
     def statement_timeout(self) -> float:
@@ -422,7 +439,7 @@ class AsyncLink(Link[AsyncConnection[Any]]):
     """A link with an AsyncConnection."""
 
     async def _connect(self, dsn: str) -> tuple[AsyncConnection[Any], SessionInfo]:
-        return await connect_async(dsn, self._needs_idemq)
+        return await connect_async(dsn, self._needs_idemq, self.worker)
 
     async def _execute(self, conn: AsyncConnection[Any], sql: str, values: Sequence[Any]) -> list[Row]:
         with by_worker():
@@ -443,7 +460,7 @@ class ThreadLink(Link[Connection[Any]]):
     """A link with a Connection, which is used in threads."""
 
     async def _connect(self, dsn: str) -> tuple[Connection[Any], SessionInfo]:
-        return await in_thread(connect, dsn, self._needs_idemq)
+        return await in_thread(connect, dsn, self._needs_idemq, self.worker)
 
     async def _execute(self, conn: Connection[Any], sql: str, values: Sequence[Any]) -> list[Row]:
         def execute() -> list[Row]:

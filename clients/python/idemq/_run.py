@@ -4,7 +4,7 @@ Everything runs in one asyncio loop, even if the handlers are functions.  Those 
 handler that hangs delays neither heartbeats nor the drain.
 
 Connections: `control` renews leases and reports outcomes of jobs without a transaction.  `waiter` sleeps in CALL
-idemq.wait.  Each executor with a transaction has another connection, which it also uses to claim, so that an attached lease
+idemq.wait, until there is work or an attempt has been cancelled or taken back.  Each executor with a transaction has another connection, which it also uses to claim, so that an attached lease
 ends with the session of the transaction.  Without transactions, `control` claims and commits as well.
 If many coroutines end together, `second` helps it.  Each connection is opened when it is first needed.
 
@@ -48,8 +48,11 @@ END_WAIT_TIMEOUT = 2.0
 ERROR_PAUSE = 5.0
 """Seconds of pause after a refused claim or wait."""
 SETTINGS_MAX_AGE = 60.0
+LISTEN_AFTER = 0.01
+"""Seconds that a job runs before the worker listens for the end of its attempt, so that short jobs cost nothing extra."""
 
-_HEARTBEAT = "SELECT token, outcome::text FROM idemq.heartbeat_many(%s, %s, %s::interval)"
+_HEARTBEAT = "SELECT token, outcome::text FROM idemq.heartbeat_many(%s, %s, %s::interval, end_waits => '{}')"
+_END_WAIT = "SELECT token, outcome::text FROM idemq.heartbeat_many('{}', '{}', NULL, end_waits => ARRAY[%s::int])"
 _WAIT = "CALL idemq.wait(%s, %s)"
 _SETTINGS = "SELECT extract(epoch FROM job_timeout)::float8 FROM idemq.queues WHERE name = %s"
 
@@ -79,6 +82,13 @@ class Run(AttemptRunner):
         self._claimed = False
         self._ended_one = asyncio.Event()
         self._settings_at = -SETTINGS_MAX_AGE
+        self._waiter.worker = self._worker_id
+        self._waits = False
+        """Whether an executor is waiting for work."""
+        self._listening: Optional["asyncio.Task[None]"] = None
+        """The task that listens while no executor waits."""
+        self._told = False
+        """Whether to send heartbeats at once, because an attempt may have ended."""
 
     def _wake_idle_executors(self) -> None:
         if self._once and self._idle > 0:
@@ -125,6 +135,7 @@ class Run(AttemptRunner):
                 await self.give_back(left)
             while self._hook_tasks and not self._over.is_set():  # a hook may start another
                 await self._until_over(self._hook_tasks)
+            await self._end_listening()
             await report.report_stopping()
             await self._close([*executors, ended, over, *tasks])
         return self.counts
@@ -332,11 +343,74 @@ class Run(AttemptRunner):
                 await self._pause(ERROR_PAUSE)
 
     async def _wait_for_work(self) -> None:
+        self._waits = True
+        try:
+            await self._end_listening()
+            if not self._ending.is_set():
+                await self._wait(self.options.queue)
+        finally:
+            self._waits = False
+            if self._leased and not self._looks_soon:
+                self._look_soon()
+
+    async def _wait(self, queue: Optional[str]) -> None:
+        """Waits until the queue has work (if a queue is given), an attempt of this process is cancelled or taken back, or the wait times out."""
         await self._waiter.ready()
         limit = self._waiter.statement_timeout
         seconds = LONGEST_WAIT if self._waiter.process is not None else POOLED_WAIT
         seconds = min(seconds, 0.8 * limit) if limit > 0 else seconds
-        await self._waiter.ask(_WAIT, (self.options.queue, timedelta(seconds=seconds)), seconds + _links.ANSWER_TIMEOUT)
+        rows = await self._waiter.ask(_WAIT, (queue, timedelta(seconds=seconds)), seconds + _links.ANSWER_TIMEOUT)
+        if not rows[0][0] and self._waiter.hears_ends and self._leased:
+            self._told = True
+            self._heartbeat_now.set()
+
+    # Listening, while no executor waits.
+
+    def _look_soon(self) -> None:
+        self._looks_soon = True
+        self._loop.call_later(LISTEN_AFTER, self._look_at_ages)
+
+    def _look_at_ages(self) -> None:
+        """Begins to listen as soon as a job has run for LISTEN_AFTER."""
+        self._looks_soon = False
+        leased = list(self._leased.values())
+        if self._waits or self._listening is not None or not leased or self._over.is_set():
+            return
+        if self._waiter.conn is not None and not self._waiter.hears_ends:
+            return  # the server does not tell this process anything: only heartbeats find the end of an attempt
+        left = min(job._claimed_at for job in leased) + LISTEN_AFTER - time.monotonic()
+        if left > 0:
+            self._looks_soon = True
+            self._loop.call_later(left, self._look_at_ages)
+        else:
+            self._listening = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        try:
+            await self._waiter.ready()
+            while self._leased and not self._waits and self._waiter.hears_ends:
+                await self._wait(None)
+        except AnswerLost:
+            self._look_soon()
+        except psycopg.Error as error:
+            log.debug("listen: %s", error)
+        finally:
+            self._listening = None
+
+    async def _end_listening(self) -> None:
+        """Ends the wait in which this process listens."""
+        if (listening := self._listening) is None:
+            return
+        waits, self._waits = self._waits, True
+        process = self._waiter.process
+        if process is not None and self._waiter.conn is not None:
+            ends = asyncio.ensure_future(self._control.ask(_END_WAIT, (process.pid,)))
+            ends.add_done_callback(_links._retrieved)
+            await asyncio.wait({ends, listening}, timeout=END_WAIT_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+        if not listening.done():
+            await asyncio.wait({listening}, timeout=END_WAIT_TIMEOUT)
+        listening.cancel()
+        self._waits = waits
 
     # Leases.
 
@@ -350,7 +424,7 @@ class Run(AttemptRunner):
             self._next_heartbeat = math.inf
             self._heartbeat_now.clear()
             self._next_heartbeat = min((job._heartbeat_at for job in list(self._leased.values())), default=now + 3600)
-            if self._next_heartbeat > now and (self._control.connections == seen or not self._leased):
+            if self._next_heartbeat > now and not self._told and (self._control.connections == seen or not self._leased):
                 try:
                     await asyncio.wait_for(self._heartbeat_now.wait(), self._next_heartbeat - now)
                 except asyncio.TimeoutError:
@@ -359,6 +433,7 @@ class Run(AttemptRunner):
             try:
                 await self._control.ready()
                 seen = self._control.connections
+                self._told = False
                 await self._send_heartbeat()
             except AnswerLost:
                 await asyncio.sleep(0.1)
@@ -380,7 +455,8 @@ class Run(AttemptRunner):
             if outcome == "current":
                 job._renew_lease(asked_at)
             else:
-                self._lose_lease(job, "time" if outcome == "expired" else "lost")
+                job._being_cancelled = outcome == "cancelled"
+                self._lose_lease(job, {"expired": "time", "cancelled": "cancelled"}.get(outcome, "lost"))
 
     def _lose_lease(self, job: BaseJob, why: str) -> None:
         self._leased.pop(job.token, None)
@@ -392,6 +468,8 @@ class Run(AttemptRunner):
         if job in self._unassigned:
             self._unassigned.remove(job)
             self._slots.release(1)
+            if why == "cancelled":
+                self._begin_hook_task(self.give_back([job]))
 
     # For a shard of a cluster.
 

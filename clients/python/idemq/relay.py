@@ -108,7 +108,7 @@ _SAID_EVERY = 60.0
 Row = tuple[int, str, str, Optional[str]]
 """The id of a row, all of it as JSON, its queue and its group."""
 Full = dict[tuple[str, Optional[str]], str]
-"""Queues (None) and groups that have no room, and what idemq says."""
+"""Queues (with the group None) and groups that have no room, each with idemq's error."""
 
 
 class Sent(NamedTuple):
@@ -153,8 +153,8 @@ def line(error: BaseException) -> str:
 
 
 def send(idemq: Connection[Any], rows: list[Row], full: Full) -> list[Sent]:
-    """Enqueues rows in order.  A refused row does not undo the others.  A row for which its queue or group has no room is
-    left for later, and so are the rows behind it, which must not overtake it."""
+    """Enqueues rows in order.  A refused row does not undo the others.  If a queue or group has no room for a row, that row and
+    its later rows are left for another time, so that they stay in order."""
     rows = [row for row in rows if (row[2], None) not in full and (row[2], row[3]) not in full]
     if not rows:
         return []
@@ -165,7 +165,7 @@ def send(idemq: Connection[Any], rows: list[Row], full: Full) -> list[Sent]:
         if not is_of_a_row(error):
             raise
         if len(rows) == 1 and sqlstate(error) == _FULL:
-            # Of a full group, the message says so: other groups of its queue may have room.
+            # The message tells whether only the group is full.  Other groups of its queue may then have room.
             of_group = "a group of queue" in (error.diag.message_primary or "")
             full[rows[0][2], rows[0][3] if of_group else None] = line(error)
             return []
@@ -192,7 +192,7 @@ def unreadable(app: Connection[Any]) -> list[Sent]:
 
 
 def send_to_full(idemq: Connection[Any], rows: list[Row], full: Full) -> list[Sent]:
-    """As send, where `full` has what had no room last time: one row tells whether it has room now."""
+    """Like send, but first sends one row to each queue and group in `full`, to find out whether it has room again."""
     sent = []
     tried = set()
     for queue, group in list(full):
@@ -205,8 +205,8 @@ def send_to_full(idemq: Connection[Any], rows: list[Row], full: Full) -> list[Se
 
 
 def move(app: Connection[Any], idemq: Connection[Any], batch: int, full: Full) -> int:
-    """Sends at most `batch` rows, and returns the number of rows that are settled.  `full`: what had no room last time, and
-    then, what has none.  If it raises, the caller must close both connections."""
+    """Sends at most `batch` rows, and returns the number of rows that are settled.  Updates `full`, which contains the queues
+    and groups that had no room last time.  If it raises, the caller must close both connections."""
     app.execute(_BEGIN)
     try:
         rows = app.execute(_TAKE, [batch]).fetchall()
@@ -302,7 +302,7 @@ class Relay:
         self._heard = True
 
     def _say(self) -> None:
-        """Warns of full queues and groups, once a minute."""
+        """Warns of each full queue and group, at most once per minute."""
         now = time.monotonic()
         for which, error in self._full.items():
             if now > self._said.get(which, -_SAID_EVERY) + _SAID_EVERY:

@@ -29,9 +29,9 @@
  *
  * Jobs that are never refused need no room: once they are committed, S shows them.
  *
- *		Model: test/model/group_room.pml; two enqueues, one of them inside a savepoint, one after a job
- *		from before the limit, one that uses the room of a job that it ends, and a job that is added
- *		without asking.
+ *		Model: test/model/group_room.pml; two enqueues, one of them inside a savepoint, and the other
+ *		after a job that was added before the limit was known; one that uses the room of a job that it
+ *		ends; and a job that is added without asking.
  *
  * The groups of one queue can use at most half of the table.  If there is no free entry, the caller
  * raises an error, because an enqueue that is not in the table might exceed the limit.

@@ -1,7 +1,7 @@
 /*
  * shared/leases/lease_beat.c
  *		What a worker says and hears of its lease: heartbeats, how far they reach, that it has
- *		ended, and cancels.
+ *		ended, and cancels, of which its process hears at once.
  *
  * How far: an entry has a limit, the queue's job_timeout after the commit of its claim.  No
  * deadline is beyond it (idemq_lease_set_deadline is the one place that moves one ahead), so
@@ -12,9 +12,10 @@
  *
  * Cancels: a cancel has to write the job's row, and waits while a transaction of the worker
  * holds it (assert_current, fence, checkpoint, or a commit that came before its effect).
- * So it first counts itself in the entry of that attempt, and wakes the session that holds
- * the lease.  The worker's next heartbeat, perhaps from another session, is told, and so is
- * a caller of idemq_lease_is_cancelled.  The worker rolls back, and the cancel has the row.  A
+ * So it first counts itself in the entry of that attempt, wakes the session that holds the
+ * lease, and tells the listener of its process (shared/waiters/listeners.c).  The worker's next
+ * heartbeat, perhaps from another session, is told, and so is a caller of
+ * idemq_lease_is_cancelled.  revoke_lease and drop_queue do the same.  The worker rolls back, and the cancel has the row.  A
  * commit is not refused: the first of the two to come has the row, as ever.
  *
  *	 - The mark is of one (job, token).  It is no signal: a process that has gone on to
@@ -22,8 +23,8 @@
  *	   says nothing.
  *	 - It lasts as long as the canceller's transaction.  If that commits, the entry goes, and
  *	   the job is cancelled.  If it aborts, the mark goes, and heartbeats are current again;
- *	   the worker may have rolled back for nothing, and the job is taken back at its lease's
- *	   end.
+ *	   the worker may have rolled back for nothing.  It releases the job (job/finish.c), or
+ *	   the job is taken back at its lease's end.
  *	 - It is counted, for several may cancel at once.  An entry that is taken over by a
  *	   transaction that ends the attempt, and restored, begins at 0: then a cancel that waits
  *	   is as it would be without an entry, which every cancel has to bear.
@@ -51,6 +52,7 @@ idemq_lease_beat(int64 job_id, int64 token, int64 length)
 	LWLock *lock;
 	Lease *lease = idemq_lease_lock(job_id, LW_EXCLUSIVE, &lock);
 	int64 now = idemq_mono_now();
+	uint64 process = idemq_process_key();
 	LeaseBeat beat = LEASE_BEAT_DONE;
 
 	if (lease == NULL)
@@ -66,6 +68,8 @@ idemq_lease_beat(int64 job_id, int64 token, int64 length)
 	{
 		if (length > 0)
 			lease->length = length;
+		if (process != 0)
+			lease->process = process;
 		lease->loss = LOSS_EXPIRED;
 		lease->restored = false;
 		if (!lease->claiming)
@@ -98,36 +102,61 @@ idemq_lease_hand_over(int64 job_id, int64 token, LeaseLoss loss)
 }
 
 /*
- * Tells the worker of that token that an open transaction cancels its job; false when there
- * is no entry of that token, and nothing to take back.
+ * Tells the worker of that token that an open transaction cancels its job, or takes it back.  Returns
+ * false if there is no entry of that token, and so nothing to undo.  If several transactions do so,
+ * the first tells the process.  Without at_once, only a heartbeat finds the mark.
  */
 bool
-idemq_lease_mark_cancel(int64 job_id, int64 token)
+idemq_lease_mark_cancel(int64 job_id, int64 token, bool at_once)
 {
 	LWLock *lock;
 	Lease *lease = idemq_lease_lock_of(job_id, token, &lock);
 	bool marked = lease != NULL && lease->cancels < PG_UINT16_MAX;
+	uint64 process = 0;
 
 	if (marked)
 	{
 		lease->cancels++;
-		if (idemq_lease_pid(lease) != 0)
+		lease->marked = true;
+		if (at_once && !lease->told)
+			process = lease->process;
+		lease->told = process != 0 || lease->told;
+		if (at_once && idemq_lease_pid(lease) != 0 && lease->handler)
+			idemq_listener_interrupt(lease->session, lease->pid, token);
+		else if (idemq_lease_pid(lease) != 0)
 			SetLatch(&GetPGProcByNumber(lease->session)->procLatch);
 	}
 	LWLockRelease(lock);
+	idemq_listeners_tell(process);
 	return marked;
 }
 
-/* Takes the mark back, if the entry of that token is still there. */
+/*
+ * Takes the mark back, if the entry of that token is still there.  If the transaction has aborted,
+ * the process must be told of the next cancel.
+ */
 void
-idemq_lease_unmark_cancel(int64 job_id, int64 token)
+idemq_lease_unmark_cancel(int64 job_id, int64 token, bool aborted)
 {
 	LWLock *lock;
 	Lease *lease = idemq_lease_lock_of(job_id, token, &lock);
 
 	if (lease != NULL && lease->cancels > 0)
+	{
 		lease->cancels--;
+		if (aborted && lease->cancels == 0)
+			lease->marked = lease->told = false;
+	}
 	LWLockRelease(lock);
+}
+
+/* Tells the process of an entry that was removed, unless the process ended the attempt or was told. */
+void
+idemq_lease_tell_gone(const Lease *gone)
+{
+	if (gone->process != 0 && !gone->told &&
+		(gone->marked || gone->ending.reaping || gone->process != idemq_process_key()))
+		idemq_listeners_tell(gone->process);
 }
 
 /* Returns whether an open transaction cancels the job of that token. */

@@ -51,7 +51,8 @@ visit_expired(Lease *lease, void *arg)
 	int64 due = lease->due;
 
 	IDEMQ_STOP("visit_expired");
-	if (due <= search->now && lease->ending.finisher != NO_SESSION)
+	if (due <= search->now &&
+		(lease->ending.finisher != NO_SESSION || idemq_lease_waits_for_cancel(lease)))
 		due = search->now + LEASE_BUSY_RETRY;
 	else if (due <= search->now && search->count < search->max)
 	{

@@ -178,6 +178,17 @@ idemq_lease_enter(int64 job_id, bool limited)
 	return lease;
 }
 
+/*
+ * Returns whether a worker has given its job back because a transaction cancels it.  That transaction
+ * comes first: a reaper that got the row before it would let another attempt begin, and then the
+ * transaction would meet that one.
+ */
+bool
+idemq_lease_waits_for_cancel(const Lease *lease)
+{
+	return lease->loss == LOSS_RETURNED && lease->cancels > 0;
+}
+
 /* Puts an entry where its queue, its deadline and its session look for it. */
 void
 idemq_lease_place(Lease *lease)

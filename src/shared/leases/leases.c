@@ -86,6 +86,7 @@
 #include "base/compat.h"
 #include "shared/leases/leases.h"
 #include "shared/queue_states/queue_states.h"
+#include "shared/waiters/waiters.h"
 
 /* Returns how a job's entry keeps this transaction from claiming it. */
 LeaseHold
@@ -140,7 +141,9 @@ set_claiming(Lease *lease, const LeaseClaim *claim)
 	lease->deadline = PG_INT64_MAX;
 	lease->length = claim->length;
 	lease->limit = claim->timeout > 0 ? claim->timeout : PG_INT64_MAX;
+	lease->process = idemq_process_key();
 	lease->cancels = 0;
+	lease->marked = lease->told = false;
 	lease->queue_id = claim->queue_id;
 	lease->session = IDEMQ_MY_PROC_NUMBER;
 	lease->pid = MyProcPid;
@@ -167,7 +170,10 @@ put_prior(Lease *lease, const PriorLease *prior)
 {
 	idemq_lease_unplace(lease);
 	memcpy(LEASE_TERMS(lease), prior->terms, sizeof(prior->terms));
+	/* The worker's next heartbeat says which process it is. */
+	lease->process = 0;
 	lease->cancels = 0;
+	lease->marked = lease->told = false;
 	if (lease->attached && lease->session_life != idemq_lease_session_life(lease))
 		idemq_lease_orphan(lease, LOSS_SESSION, idemq_mono_now());
 	lease->due = lease->deadline;
@@ -380,7 +386,7 @@ idemq_lease_begin_reap(int64 job_id, int64 token, LeaseLoss *loss)
 	LWLock *lock;
 	Lease *lease = idemq_lease_lock_of(job_id, token, &lock);
 	bool won = lease != NULL && !lease->claiming && lease->ending.finisher == NO_SESSION &&
-			   lease->deadline <= idemq_mono_now();
+			   lease->deadline <= idemq_mono_now() && !idemq_lease_waits_for_cancel(lease);
 
 	if (won)
 	{
@@ -398,7 +404,8 @@ idemq_lease_begin_reap(int64 job_id, int64 token, LeaseLoss *loss)
 /*
  * Takes back this session's begin_end or begin_reap.  Returns when (mono) the lease is to be
  * checked again, 0 when this session is not ending it: at once after the first reaper, which may
- * just have been rolled back, and a moment later after those that follow.
+ * just have been rolled back, and a moment later after those that follow.  A reaper that does not get
+ * the row at the end of job_timeout tells the process, whose transaction may hold it.
  */
 int64
 idemq_lease_cancel_end(int64 job_id, int64 token)
@@ -406,9 +413,12 @@ idemq_lease_cancel_end(int64 job_id, int64 token)
 	LWLock *lock;
 	Lease *lease = idemq_lease_lock_of(job_id, token, &lock);
 	int64 again = 0;
+	uint64 process = 0;
 
 	if (lease != NULL && lease->ending.finisher == IDEMQ_MY_PROC_NUMBER)
 	{
+		if (lease->ending.reaping && !lease->ending.undone && lease->limit <= idemq_mono_now())
+			process = lease->process;
 		if (lease->ending.reaping && lease->ending.undone)
 		{
 			/* Others of the queue come first meanwhile. */
@@ -422,6 +432,7 @@ idemq_lease_cancel_end(int64 job_id, int64 token)
 		lease->passed_by.any = false;
 	}
 	LWLockRelease(lock);
+	idemq_listeners_tell(process);
 	return again;
 }
 
@@ -448,7 +459,9 @@ idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueue *queue,
 		lease->limit = adopted->limit;
 		lease->deadline = lease->due = Min(adopted->deadline, adopted->limit);
 		lease->length = adopted->length;
+		lease->process = 0;
 		lease->cancels = 0;
+		lease->marked = lease->told = false;
 		lease->queue_id = queue->id;
 		lease->session = NO_SESSION;
 		lease->pid = 0;

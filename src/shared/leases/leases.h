@@ -83,9 +83,12 @@ typedef struct Lease
 	TidHint tid_hint;	 /* the row's at the claim; a hint */
 	RunningCounted running; /* where it is counted */
 	uint16 cancels;			/* open transactions that cancel the job (lease_beat.c) */
+	bool marked : 1;		/* one of them has not aborted, */
+	bool told : 1;			/* and has told the process */
+	bool placed;			/* it is in the order, and, attached, in its session's list */
+	uint64 process; /* key of the process that has the attempt (listeners.c); 0: not known */
 	/* for shared/leases/lease_table.c */
 	int16 share;		  /* that it is counted in (lease_shares.c); never changes */
-	bool placed;		  /* it is in the order, and, attached, in its session's list */
 	uint32 hash;		  /* of the key; never changes */
 	int64 ended;		  /* the greatest token whose attempt has ended while a later one is here */
 	int64 due;			  /* mono: a reaper looks at it from then on */
@@ -193,6 +196,7 @@ extern void idemq_lease_forget_database(Oid database);
 extern Lease *idemq_lease_lock(int64 job_id, LWLockMode mode, LWLock **lock);
 extern Lease *idemq_lease_lock_of(int64 job_id, int64 token, LWLock **lock);
 extern Lease *idemq_lease_enter(int64 job_id, bool limited);
+extern bool idemq_lease_waits_for_cancel(const Lease *lease);
 extern void idemq_lease_place(Lease *lease);
 extern void idemq_lease_unplace(Lease *lease);
 extern int64 idemq_lease_set_deadline(Lease *lease, int64 deadline);
@@ -264,8 +268,9 @@ typedef enum LeaseBeat
 
 extern LeaseBeat idemq_lease_beat(int64 job_id, int64 token, int64 length);
 extern void idemq_lease_hand_over(int64 job_id, int64 token, LeaseLoss loss);
-extern bool idemq_lease_mark_cancel(int64 job_id, int64 token);
-extern void idemq_lease_unmark_cancel(int64 job_id, int64 token);
+extern bool idemq_lease_mark_cancel(int64 job_id, int64 token, bool at_once);
+extern void idemq_lease_unmark_cancel(int64 job_id, int64 token, bool aborted);
+extern void idemq_lease_tell_gone(const Lease *gone);
 extern bool idemq_lease_is_cancelled(int64 job_id, int64 token);
 
 /*

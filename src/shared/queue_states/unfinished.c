@@ -105,7 +105,7 @@ typedef struct Unfinished
 	int64 taken;
 	int64 promised;	 /* room that waiters were woken for, and that has not been taken yet */
 	int64 limit;	 /* as the last waiter has read it */
-	int next_waiter; /* session to wake next, or the next one after it that waits */
+	int next_waiter; /* session at which the search for the next waiter begins */
 	/* S: full transaction ids, and the transactions that were open, in open_xids */
 	uint64 xmin;
 	uint64 xmax;

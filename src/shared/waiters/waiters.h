@@ -54,6 +54,22 @@ extern void idemq_end_wait_of(int pid);
 extern bool idemq_end_wait_taken(void);
 
 /*
+ * listeners.c
+ *		Telling a worker's process at once that one of its attempts is being cancelled or has
+ *		ended.
+ */
+
+extern const ShmemPart idemq_listeners_part;
+
+extern uint64 idemq_process_key(void);
+extern bool idemq_listener_begin(void);
+extern bool idemq_listener_told(void);
+extern void idemq_listeners_tell(uint64 process);
+extern void idemq_listener_interrupt(int32 session, int pid, int64 token);
+extern void idemq_listener_run(int64 token);
+extern bool idemq_listener_interrupted(void);
+
+/*
  * worker_call.c
  *		How a background worker is woken; whether it moves.
  */

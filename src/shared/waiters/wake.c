@@ -290,8 +290,9 @@ idemq_waiters_wake(Waiters *waiters, int max)
 
 /*
  * Signals waiters that together need no more than that room, skipping each one that needs more than is
- * left.  Returns how much room the signalled waiters need.  Begins at session *next and goes around
- * once, so that waiters take turns; otherwise one that soon returns would get all the room.
+ * left.  Returns how much room the signalled waiters need.  The search begins at session *next and
+ * wraps around once, so that waiters take turns.  Otherwise, a session that soon waits again could get
+ * all the room.  Sets *next to the session after the last one that was signalled.
  */
 int64
 idemq_waiters_wake_for_room(Waiters *waiters, int64 room, int *next)
@@ -302,7 +303,7 @@ idemq_waiters_wake_for_room(Waiters *waiters, int64 room, int *next)
 
 	if (!idemq_waiters_any(waiters))
 		return 0;
-	/* The first word comes twice: from session first on, and in the end up to it. */
+	/* The first word is read twice: first for the sessions from first on, at the end for those below. */
 	for (int i = 0; i <= words && left > 0; i++)
 	{
 		int word = (first / BITS + i) % words;

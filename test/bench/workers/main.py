@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import random
 import signal
 import statistics
 import subprocess
@@ -13,7 +14,7 @@ from dataclasses import replace
 import psycopg
 
 from proxy import Proxy
-from sides import LATENCY, THROUGHPUT, Side, chosen
+from sides import CANCEL, LATENCY, THROUGHPUT, Side, chosen
 
 WORK = pathlib.Path(os.environ["BENCH_WORK"])
 SERVER, POOLER, PROXIES = WORK / "server", WORK / "pooler", WORK / "proxies"
@@ -282,6 +283,22 @@ def latency(side, samples):
     return [ns / 1e6 for ns in found[UNCOUNTED:]]
 
 
+def cancelling(side, samples):
+    """Milliseconds from a call of cancel to the signal in the handler, which has run for up to a tenth of a second."""
+    prepare(side, 0, "cancel")
+    process = worker(side, 0, "cancel")[0]
+    found = []
+    for _ in range(UNCOUNTED + samples):
+        job = sql("SELECT id FROM idemq.enqueue('bench', %s)", [PAYLOAD])[0]
+        process.until("begun")
+        time.sleep(random.uniform(0, 0.1))
+        begin = time.monotonic_ns()
+        sql("SELECT idemq.cancel(%s)", [job])
+        found.append(int(process.until("told")[1]) - begin)
+    process.end(signal.SIGTERM)
+    return [ns / 1e6 for ns in found[UNCOUNTED:]]
+
+
 def samples_of_file():
     return [int(line.split()[1]) for line in (WORK / "samples").read_text(encoding="utf-8").splitlines()]
 
@@ -307,7 +324,8 @@ def with_base(sides):
 def main():
     fast = [side for side in with_base(chosen(THROUGHPUT, ONLY)) if there(side)]
     slow = [side for side in with_base(chosen(LATENCY, ONLY, "latency-")) if there(side)]
-    results = {"throughput": {}, "latency": {}, "messages": {}, "settings": {
+    cancelled = [side for side in with_base(chosen(CANCEL, ONLY, "cancel-")) if there(side)]
+    results = {"throughput": {}, "latency": {}, "cancel": {}, "messages": {}, "settings": {
         "rounds": ROUNDS, "jobs": JOBS, "samples": SAMPLES, "only": ONLY, "base": BASE, "commit": os.environ.get("BENCH_COMMIT", ""),
         "load": os.environ.get("BENCH_LOAD", ""), "date": time.strftime("%Y-%m-%d")}}
     for number in range(1, ROUNDS + 1):
@@ -319,6 +337,10 @@ def main():
             found = latency(side, max(1, SAMPLES // ROUNDS))
             results["latency"].setdefault(side.name, []).extend(found)
             say(f"{number}: latency-{side.name}: median {statistics.median(found):.3g} ms")
+        for side in cancelled:
+            found = cancelling(side, max(1, SAMPLES // ROUNDS))
+            results["cancel"].setdefault(side.name, []).extend(found)
+            say(f"{number}: cancel-{side.name}: median {statistics.median(found):.3g} ms, longest {max(found):.3g} ms")
         # Of a run that is ended early, too.
         (WORK / "results.json").write_text(json.dumps(results), encoding="utf-8")
     for side in fast:

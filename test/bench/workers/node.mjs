@@ -26,13 +26,21 @@ async function idemq() {
   const connection = { host: spec.socket, user: 'postgres', database: 'postgres' };
   const wait = spec.wait ? { waitConnection: { ...connection, host: spec.wait } } : {};
   const worker = new Worker(connection, 'bench', { concurrency: spec.concurrency, ...(spec.batch > 1 ? { batch: spec.batch } : {}), ...wait });
+  const told = async (job, db) => {
+    if (spec.insert) await db.query(INSERT, [job.id]);
+    say(`begun ${job.id}`);
+    if (!job.signal.aborted) await new Promise((resolve) => { job.signal.addEventListener('abort', resolve); });
+    say(`told ${now()}`);
+    throw job.signal.reason;
+  };
+  if (spec.samples === 'cancel') return spec.outside ? worker.runOutside(told) : worker.run(told);
   const handler = spec.insert
     ? async (job, db) => {
       begins(job.payload);
       await db.query(INSERT, [job.id]);
     }
     : async (job) => begins(job.payload);
-  await (spec.outside ? worker.runOutside(handler) : worker.run(handler));
+  return spec.outside ? worker.runOutside(handler) : worker.run(handler);
 }
 
 async function peer() {

@@ -13,7 +13,7 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 from report import markdown, plain, processor, put_between  # pylint: disable=wrong-import-position
-from sides import LATENCY, THROUGHPUT  # pylint: disable=wrong-import-position
+from sides import CANCEL, LATENCY, THROUGHPUT  # pylint: disable=wrong-import-position
 
 
 def number(value):
@@ -57,15 +57,24 @@ def throughput(results):
     return head, rows
 
 
+def percentiles(results, sides, what):
+    rows = []
+    for side in sides:
+        for name, title in ((side.name, side.title), (f"base-{side.name}", f"{side.title}, before")):
+            if name in results.get(what, ()):
+                its = sorted(results[what][name])
+                rows.append([title, str(len(its)), *(f"{its[min(len(its) - 1, int(len(its) * part))]:.2f}" for part in (0.5, 0.99))])
+    return rows
+
+
 def latency(results):
     head = ["time from enqueue to the handler, at 10 jobs per second", "samples", "p50 ms", "p99 ms"]
-    rows = []
-    for side in LATENCY:
-        for name, title in ((side.name, side.title), (f"base-{side.name}", f"{side.title}, before")):
-            if name in results["latency"]:
-                its = sorted(results["latency"][name])
-                rows.append([title, str(len(its)), *(f"{its[min(len(its) - 1, int(len(its) * part))]:.2f}" for part in (0.5, 0.99))])
-    return head, rows
+    return head, percentiles(results, LATENCY, "latency")
+
+
+def cancel(results):
+    head = ["time from `cancel` to the handler's signal", "samples", "p50 ms", "p99 ms"]
+    return head, percentiles(results, CANCEL, "cancel")
 
 
 # What the picture shows: as the table has it, and in its words.
@@ -127,7 +136,7 @@ def main():
     with open(sys.argv[1], encoding="utf-8") as file:
         results = json.load(file)
     settings = results["settings"]
-    tables = [table for table in (throughput(results), latency(results)) if table[1]]
+    tables = [table for table in (throughput(results), latency(results), cancel(results)) if table[1]]
     for table in tables:
         print("\n".join(plain(*table)), end="\n\n")
     about = (f"`{command(settings)}` measured commit {settings['commit']} on {settings['date']}, in {settings['rounds']} rounds. The table shows the medians. "

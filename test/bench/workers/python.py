@@ -63,6 +63,16 @@ def work(spec):
     if spec.get("wait"):
         options["wait_dsn"] = f"host={spec['wait']} user=postgres dbname=postgres"
 
+    def told(job):
+        say(f"begun {job.id}")
+        job.cancelled.wait(60)
+        say(f"told {time.monotonic_ns()}")
+        raise RuntimeError("the job is cancelled")
+
+    def told_in_transaction(job, conn):
+        conn.execute(INSERT, [job.id])
+        told(job)
+
     def run(job, _):
         begins(job.payload)
 
@@ -76,7 +86,11 @@ def work(spec):
     async def outside_async(job):
         begins(job.payload)
 
-    if spec["outside"] == "asyncio":
+    if spec["samples"] == "cancel" and spec["outside"]:
+        idemq.Worker(dsn, "bench", **options).run_outside(told)
+    elif spec["samples"] == "cancel":
+        idemq.Worker(dsn, "bench", **options).run(told_in_transaction)
+    elif spec["outside"] == "asyncio":
         asyncio.run(idemq.AsyncWorker(dsn, "bench", **options).run_outside(outside_async))
     elif spec["outside"]:
         idemq.Worker(dsn, "bench", **options).run_outside(outside)

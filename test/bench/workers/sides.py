@@ -92,6 +92,14 @@ LATENCY = [
 ]
 
 
+CANCEL = [
+    node("run", "`run`, whose transaction holds the job", 0, "", concurrency=10, insert=True),
+    node("outside", "`runOutside`", 0, "", concurrency=10, outside="yes"),
+    python("run", "`run`, whose transaction holds the job", 0, concurrency=8, insert=True),
+    python("outside", "`run_outside`", 0, concurrency=8, outside="yes"),
+]
+
+
 def chosen(sides: list[Side], only: str, prefix: str = "") -> list[Side]:
     """Those whose names begin with a word of ONLY; all where it is empty."""
     return [side for side in sides if not only or any((prefix + side.name).startswith(word) for word in only.split())]

@@ -127,7 +127,7 @@ CREATE FUNCTION mend(share float8) RETURNS bigint LANGUAGE sql AS $$
 
 CREATE FUNCTION slow() RETURNS float8 LANGUAGE sql RETURN :slow;
 
--- A queue's limits and times change while it is used.
+-- alter_queue and ensure_queue change a queue's limits and times while the queue is in use.
 CREATE FUNCTION alter_one(dice float8) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
 	q text := (SELECT name FROM idemq.queues WHERE name ~ '^t' ORDER BY random() LIMIT 1);
@@ -135,13 +135,17 @@ BEGIN
 	IF q ~ 'grouped|permits' AND dice < 0.5 THEN
 		PERFORM idemq.pause(q, clock_timestamp() + interval '200 ms', group_key => 'g' || (dice * 1000)::int % 3);
 	ELSIF q ~ 'elastic' THEN
-		PERFORM idemq.alter_queue(q, max_running => 2 + (dice * 1000)::int % 3);
+		IF dice < 0.5 THEN
+			PERFORM idemq.ensure_queue(q, max_running => 2 + (dice * 1000)::int % 3);
+		ELSE
+			PERFORM idemq.alter_queue(q, max_running => 2 + (dice * 1000)::int % 3);
+		END IF;
 	ELSIF dice < 0.2 THEN
 		PERFORM idemq.pause(q, clock_timestamp() + interval '200 ms');
 	ELSIF dice < 0.6 THEN
 		PERFORM idemq.alter_queue(q, lease => make_interval(secs => (0.8 + dice) * slow()), retry_base => '2 ms');
 	ELSE
-		PERFORM idemq.alter_queue(q, retry_max => '20 ms', retry_jitter => dice, max_lease => '1 h');
+		PERFORM idemq.ensure_queue(q, retry_max => '20 ms', retry_jitter => dice, max_lease => '1 h');
 	END IF;
 END $$;
 

@@ -1,15 +1,16 @@
 """sleeper.py: clients of the second part, in which jobs are kept from starting.  See README.md, and common.py for the arguments.
 
-A Sleeper works the queues that it is given in place of a tenant, and sleeps in idemq.wait_any for as
-long as it takes: nothing but idemq wakes it.  A Feeder enqueues; a Filler does so in queues that can be full, and sleeps in
-idemq.wait_for_room.  A Crowder enqueues into groups that can be full.  A Holder pauses and resumes, and a Pinger measures how late this machine is.  Lines of the log that begin with "watch" are for watchdog.py:
+The argument tenant is a list of queues here.  A Sleeper works on these queues, and sleeps in idemq.wait_any for as long as it
+takes, so only idemq can wake it.  A Feeder enqueues.  A Filler enqueues into a queue that can be full, and sleeps in
+idemq.wait_for_room.  A Crowder enqueues into groups that can be full.  A Holder pauses and resumes, and a Pinger measures how
+late this machine is.  The lines of the log that begin with "watch" are for watchdog.py:
 
-    watch seeks NAME TIME QUEUES    sleeps or claims from here on
-    watch tries NAME TIME QUEUES    claims, and will roll back; until its next line nothing is known of these queues
-    watch needs NAME TIME QUEUE N   sleeps until there is room for so many jobs
-    watch fills NAME TIME           enqueues, and until its next line it is not known how many jobs there are
-    watch over NAME TIME QUEUE N GROUP   a snapshot has shown so many unfinished jobs; without a group, in the queue
-    watch refused NAME TIME QUEUE   a group was full
+    watch seeks NAME TIME QUEUES    from now on, sleeps or claims
+    watch tries NAME TIME QUEUES    claims, and will roll back; the state of these queues is unknown until its next line
+    watch needs NAME TIME QUEUE N   sleeps until there is room for N jobs
+    watch fills NAME TIME           enqueues; the number of jobs is unknown until its next line
+    watch over NAME TIME QUEUE N GROUP   has seen N unfinished jobs in a snapshot: in this group or, without GROUP, in the queue
+    watch refused NAME TIME QUEUE   was refused, because a group was full
     watch leaves NAME TIME          has a job, or has lost its session
     watch answered ID TIME          the transaction of the row ID of happened is known to have committed
     watch late BEGIN END SECONDS    during this time, the machine delayed the Pinger by SECONDS

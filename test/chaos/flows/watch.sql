@@ -8,7 +8,7 @@ CREATE TABLE happened (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, what 
 
 CREATE TABLE watched (queue text PRIMARY KEY, grouped bool, max_running int, group_max_running int, rate int, group_rate int, period interval,
 	max_unfinished int, group_max_unfinished int);
--- Several of each kind: in each there is often nothing that would wake a worker by chance.
+-- There are several queues of each kind, so that in each of them there is often no event that would wake a worker by chance.
 INSERT INTO watched SELECT kind || n, grouped, max_running, group_max_running, rate, group_rate, period, max_unfinished, group_max_unfinished FROM (VALUES
 	('w.plain', false, NULL, 1, NULL, NULL, interval '500 ms', NULL::int, NULL::int),
 	('w.fifo', true, NULL, 1, NULL, NULL, '500 ms', NULL, NULL),

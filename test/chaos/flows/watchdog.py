@@ -418,10 +418,10 @@ class Watchdog:
         return checked
 
     def check_groups(self):
-        """No group has had more unfinished jobs than group_max_unfinished, by the times of all commits."""
+        """Checks, by the times of all commits, that no group ever had more unfinished jobs than group_max_unfinished."""
         full = 0
         for q, limit in rows("SELECT queue, group_max_unfinished FROM watched WHERE group_max_unfinished IS NOT NULL"):
-            # What ends at the same time comes first: the room of a job is free when its end can be seen.
+            # Of changes at the same time, ends come first, because a job's room is free once its end is visible.
             changes = sorted((row[10], 1 if row[1] == "enqueue" else -1, row[3]) for row in self.ledger if row[2] == q and row[1] in ("enqueue", "commit"))
             jobs = Counter()
             for when, change, name in changes:

@@ -56,8 +56,10 @@ sub make_states
 		SELECT idemq.create_queue('paced', group_rate_limit => 1, group_rate_period => '100 years');
 		SELECT idemq.enqueue('paced', '"paced"', group_key => 'g') FROM generate_series(1, 2);
 		SELECT idemq.commit_once(min(id)) FROM idemq.jobs WHERE payload = '"paced"';
+		SELECT idemq.ensure_queue('declared', max_running => 5, lease => '1 h'), idemq.alter_queue('declared', max_running => 6);
 		CALL idemq.tick();
-		SELECT idemq.schedule('nightly', '0 3 * * *', 'q', '"n"'), idemq.schedule('weekly', '0 3 * * 1', 'other', '"w"');
+		SELECT idemq.schedule('nightly', '0 3 * * *', 'q', '"n"'), idemq.schedule('halfdaily', 'every 12 h', 'other', '"w"');
+		SELECT idemq.pause_schedule('halfdaily');
 		SELECT idemq.create_queue('ended');
 		SELECT idemq.enqueue('ended', '"dead"', key => 'd'), idemq.enqueue('ended', '"cancelled"', key => 'c'), idemq.enqueue('ended', '"failed"');
 		SELECT idemq.cancel_by_key('ended', 'c');
@@ -107,6 +109,10 @@ sub goes_on_in
 		"$format: a failed job is claimed again, by a greater token", $db);
 	is_sql($node, "SELECT outcome, status FROM idemq.enqueue('ended', '\"dead\"', key => 'd'), idemq.redrive('ended')", 'duplicate|dead',
 		"$format: a dead job has its key, and is redriven", $db);
+	is_sql($node, "SELECT outcome FROM idemq.ensure_queue('declared', max_running => 5, lease => '1 h')", 'unchanged',
+		"$format: the declaration is unchanged, and a setting that was changed since keeps its value", $db);
+	is_sql($node, "SELECT outcome, changes FROM idemq.ensure_queue('declared', max_running => 7)", 'changed|{"max_running": {"to": 7, "from": 6}}',
+		"$format: a new declaration changes it", $db);
 	is_sql($node, "SELECT outcome, status FROM idemq.enqueue('q', '1', key => 'k')", 'duplicate|running',
 		"$format: keys are remembered", $db);
 	is_sql($node, "SELECT idemq.commit(id, token) FROM held", 'committed', "$format: the worker's token commits", $db);

@@ -13,7 +13,7 @@ our @EXPORT = qw(make_every_state goes_on $everything $without_driver);
 
 # What must be the same on both sides.
 our $everything = q{SELECT j FROM idemq.jobs j ORDER BY id; SELECT q FROM idemq.queues q ORDER BY 1; SELECT a FROM idemq.attempts a ORDER BY 1;
-	SELECT queue_id, role_name, privilege FROM idemq_internal.queue_grants ORDER BY 1, 2, 3; SELECT name, queue_id, cron, done_until, payload FROM idemq_internal.schedule_entries;
+	SELECT queue_id, role_name, privilege FROM idemq_internal.queue_grants ORDER BY 1, 2, 3; SELECT name, queue_id, cron, done_until, payload, paused_at FROM idemq_internal.schedule_entries ORDER BY 1;
 	SELECT s FROM idemq_internal.seen s; SELECT a FROM idemq.audit a ORDER BY id; SELECT * FROM app; SELECT * FROM open};
 our $without_driver = "SELECT * FROM idemq.check() WHERE invariant <> 'schedules.driver'";
 
@@ -39,7 +39,8 @@ sub make_every_state
 			sql($node, q{SELECT idemq.enqueue('paced', to_jsonb('paced ' || n), group_key => 'g') FROM generate_series(1, 3) n});
 			wait_until($node, q{SELECT status FROM idemq.jobs WHERE payload = '"paced 1"'}, 'pending');
 			sql($node, q{SELECT idemq.commit_once(id) FROM idemq.jobs WHERE payload = '"paced 1"';
-				SELECT idemq.once('letters', 'sent'); CALL idemq.tick(); SELECT idemq.schedule('yearly', '0 0 1 1 *', 'q', '1')});
+				SELECT idemq.once('letters', 'sent'); CALL idemq.tick(); SELECT idemq.schedule('yearly', '0 0 1 1 *', 'q', '1'),
+				idemq.schedule('paused', 'every 24 h', 'q', '"paused"'); SELECT idemq.pause_schedule('paused')});
 		});
 
 	sql($node, q{
@@ -89,7 +90,9 @@ sub goes_on
 	is_sql($node, q{SET ROLE worker; SELECT count(*) FROM idemq.claim('q')}, 1, 'a worker\'s grant');
 	is_state($node, q{SET ROLE producer; SELECT * FROM idemq.claim('q')}, '42501', 'a producer\'s is no more than that');
 	is_sql($node, q{SET ROLE maker; SELECT idemq.create_queue('made') > 4}, 't', 'rights on functions, numbers of queues');
-	is_sql($node, q{CALL idemq.tick(); SELECT next_run > now() FROM idemq.schedules}, 't', 'schedules');
+	is_sql($node, q{CALL idemq.tick(); SELECT next_run > now() FROM idemq.schedules WHERE name = 'yearly'}, 't', 'schedules');
+	is_sql($node, q{UPDATE idemq_internal.schedule_entries SET done_until = now() - interval '3 days' WHERE name = 'paused'; CALL idemq.tick();
+		SELECT next_run, idemq.resume_schedule('paused') > now(), (SELECT count(*) FROM idemq.jobs WHERE key LIKE 'paused@%') FROM idemq.schedules WHERE name = 'paused'}, '|t|0', 'a paused schedule stays paused');
 	worker_pid($node);
 	is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() in the end');
 	return;

@@ -130,9 +130,10 @@ C
 		[ "\tbool inserted;\n\n\tbuild_statements();\n", "\tbool inserted;\n\tint by = PG_NARGS() == SETTING_ARGS;\n\n\tbuild_statements(PG_NARGS() - 1, &inserts[by], &updates[by]);\n" ],
 		[ 'run_with_settings(&insert_queue,', 'run_with_settings(&inserts[by],' ],
 		[ "\tSqlScope scope;\n\n\tbuild_statements();\n", "\tSqlScope scope;\n\tint by = PG_NARGS() == SETTING_ARGS;\n\n\tbuild_statements(PG_NARGS() - 1, &inserts[by], &updates[by]);\n" ],
+		[ 'update_queue.latest', 'updates[by].latest' ],
 		[ 'run_with_settings(&update_queue,', 'run_with_settings(&updates[by],' ] ],
-	'src/api/create_queue.c' => [ [ "\t\twarn_of_short_window(&queue);\n\tPG_RETURN_VOID();\n}\n", <<'C' ] ],
-		warn_of_short_window(&queue);
+	'src/api/create_queue.c' => [ [ "\t\tidemq_audit(&entry);\n\tPG_RETURN_VOID();\n}\n", <<'C' ] ],
+		idemq_audit(&entry);
 	PG_RETURN_VOID();
 }
 
@@ -163,7 +164,7 @@ CREATE FUNCTION idemq_internal.check_kind(name text, value text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_internal_check_kind';
 CREATE FUNCTION idemq_internal.check_kind(kind text) RETURNS void
 SQL
-	'sql/parts/20_tables.sql' => [ [ "group_max_unfinished int\n)", "group_max_unfinished int,\n\tmax_trace          int\n)" ],
+	'sql/parts/20_tables.sql' => [ [ " OPERATOR(pg_catalog.=) 'object')\n);", " OPERATOR(pg_catalog.=) 'object'),\n\tmax_trace          int\n);" ],
 		[ "\tpayload      jsonb NOT NULL,\n\tPRIMARY KEY (id)\n", "\tpayload      jsonb NOT NULL,\n\ttrace        text,\n\tPRIMARY KEY (id)\n" ] ],
 	'sql/parts/30_queues.sql' => [ [ "group_max_unfinished int DEFAULT NULL)\n\tRETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_create_queue';",
 			"group_max_unfinished int DEFAULT NULL,\n\tmax_trace int DEFAULT NULL)\n\tRETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_create_queue';" ],

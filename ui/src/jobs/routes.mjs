@@ -124,7 +124,7 @@ export function jobRoutes(app, { database, writes, security, contextOf, send }) 
         const { see } = await rights(query, queue.queue_id);
         return await back(reply, see ? `/job/${job.id}` : `/queue/${encodeURIComponent(queue.name)}`, job.outcome === 'accepted' ? `Job ${job.id} was enqueued.` : `Nothing was enqueued, because this job already has the key (${job.outcome}).`, job.outcome !== 'accepted');
       } catch (error) {
-        // What was given is not right, or there is no room: the form again, as it was.
+        // If the input is invalid, or there is no room, show the form again with the values that were entered.
         if (!/^(22|IQ003|IQ004|IQ007|23|53400|54|55P03)/.test(error.code ?? '')) throw error;
         trouble = { field: ['kind', 'key', 'group_key', 'delay', 'priority', 'max_attempts'].find((name) => error.message.includes(name) || (name === 'delay' && error.message.includes('interval'))) ?? null,
           message: `${error.message} (${error.code}). ${error.hint ?? ''}` };

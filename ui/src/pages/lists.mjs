@@ -21,11 +21,12 @@ export function runningPage(rows) {
 }
 
 export function schedulesPage(rows, context) {
-  return table('Schedules', ['Schedule', 'Queue', 'Cron', 'Zone', 'Next', 'After that', 'Last', 'State', ...(context.writes ? ['Action'] : [])],
+  return table('Schedules', ['Schedule', 'Queue', 'Expression', 'Zone', 'Next', 'After that', 'Last', 'State', ...(context.writes ? ['Action'] : [])],
     rows.map((s) => [key(s.name), queueLink(s.queue), html`<code>${s.cron}</code>`, s.time_zone, when(s.next_run),
       (s.ticks ?? []).slice(1).map((tick) => html`<div>${when(tick)}</div>`), s.last_run ? html`${when(s.last_run)} ${s.last_job && jobLink(s.last_job)}` : 'never',
-      s.failed_at ? html`<div>${status('dead', 'failed')} ${s.last_error}</div>` : status('well', 'OK'),
-      ...(context.writes ? [s.may_run && button(context, 'run_schedule', 'Run now', { schedule: s.name }, `Run schedule ${s.name} now`)] : [])]),
+      html`${s.paused_at && html`<div>${status('warn', 'paused')} ${when(s.paused_at)}</div>`}${s.failed_at ? html`<div>${status('dead', 'failed')} ${s.last_error}</div>` : !s.paused_at && status('well', 'OK')}`,
+      ...(context.writes ? [s.may_run && html`${button(context, 'run_schedule', 'Run now', { schedule: s.name }, `Run schedule ${s.name} now`)}
+${s.paused_at ? button(context, 'resume_schedule', 'Resume', { schedule: s.name }, `Resume schedule ${s.name}`) : button(context, 'pause_schedule', 'Pause', { schedule: s.name }, `Pause schedule ${s.name}`)}`] : [])]),
     'No schedules are visible to you. Create one with idemq.schedule.');
 }
 

@@ -93,7 +93,7 @@ export function queuePage({ queue, numbers, tab, result, rows, given, of, first,
   const narrowed = Object.keys(given).length > 0;
   const countOf = (name) => numbers?.counts[name] ?? null;
   const list = { count: countOf(tab), atLeast: numbers?.atLeast.includes(tab) };
-  const settings = Object.entries(queue).filter(([name]) => !['queue_id', 'name', 'paused', 'created_at', 'lease_seconds'].includes(name));
+  const settings = Object.entries(queue).filter(([name]) => !['queue_id', 'name', 'paused', 'created_at', 'lease_seconds', 'declared', 'changed_since'].includes(name));
   const actions = context.writes && Object.values(doings).some(({ needs }) => context.may[needs]);
   const columns = columnsOf(tab, rows, actions);
   const none = narrowed ? 'No job matches the filter. Remove a condition, or continue the search.' : result.next === null ? (tab === 'all' ? 'This queue has no jobs.' : `No job in this queue is ${tab}.`) : 'No match among the newest jobs. Continue the search.';
@@ -114,7 +114,7 @@ ${found(list, tab, result, rows, given, of)}
 ${actions && rows.length > 0 ? html`<form method="get" action="${path}/sure" class="list"><input type="hidden" name="tab" value="${tab}">${Object.entries(given).map(([name, value]) => html`<input type="hidden" name="${name}" value="${value}">`)}
 ${jobs}${bulk(context, tab, list, narrowed, rows)}</form><script src="/static/jobs.js" defer></script>` : jobs}
 <p class="actions">${!first && html`<a class="button" href="${at({})}">First page</a>`}${result.next !== null && html`<a class="button more" href="${at({ after: cursorText(result.next) })}">${rows.length === PAGE ? 'Next page' : 'Continue search'}</a>`}</p>
-<details><summary>Settings</summary><dl class="settings">${settings.map(([name, value]) => html`<div><dt>${name}</dt><dd>${formatSetting(value)}</dd></div>`)}</dl></details>`;
+<details><summary>Settings</summary><dl class="settings">${settings.map(([name, value]) => html`<div><dt>${name}</dt><dd>${formatSetting(value)}${queue.changed_since && name in queue.changed_since && html` <span class="quiet">(declared: ${queue.changed_since[name] ?? 'none'})</span>`}</dd></div>`)}</dl></details>`;
 }
 
 /** node-postgres gives an interval as an object. */
