@@ -75,25 +75,6 @@ refuse_child(const ParentsCall *call)
 					"that job was cancelled, call idemq.retry for it first."));
 }
 
-/*
- * Reads the child by the table's snapshot, which is younger than the lock of the running job.  Raises
- * 55000 unless it waits for that job and watches it or one with a lesser id.
- */
-static void
-read_child(JobsTable *table, const ParentsCall *call, Job *child, DependencyLook *look)
-{
-	Job before;
-
-	/* If this transaction itself has brought the job back, others still see it as finished. */
-	if (idemq_jobs_fetch_before(table, call->id, &before) && job_status_is_finished(before.status))
-		refuse_child(call);
-	if (!idemq_dependency_child(table->snapshot, call->child, look) || look->waits_for > call->id ||
-		idemq_dependency_row(call->child, call->id) != DEPENDENCY_THERE ||
-		!idemq_jobs_fetch(table, call->child, child) || child->status != JOB_BLOCKED ||
-		job_has(child, COL_GROUP_KEY))
-		refuse_child(call);
-}
-
 /* Raises 42501 for a role that may not enqueue; a role without any privilege is not told the queue. */
 static void
 need_enqueue(const ParentsCall *call, const QueueInfo *queue)
@@ -109,40 +90,74 @@ need_enqueue(const ParentsCall *call, const QueueInfo *queue)
 }
 
 /*
- * Finds the child, and keeps it from being deleted; *queue: its queue.  False when another transaction
- * deletes it, or may be releasing it.  ran_before: the running job may have completed before.
+ * Reads the child by a new snapshot, younger than the lock of the running job; *queue: its queue.
+ * Returns its on_parent_failure.  Raises 55000 unless it waits for that job and watches it or one
+ * with a lesser id; 42501, 53400.
  */
-static bool
-hold_child(JobsTable *table, const ParentsCall *call, bool ran_before, QueueInfo *queue)
+static ParentFailure
+read_child(JobsTable *table, const ParentsCall *call, Job *child, QueueInfo *queue)
 {
 	DependencyLook look;
-	JobWrite write;
+	Job before;
+
+	idemq_jobs_refresh(table);
+	/* If this transaction itself has brought the job back, others still see it as finished. */
+	if (idemq_jobs_fetch_before(table, call->id, &before) && job_status_is_finished(before.status))
+		refuse_child(call);
+	if (!idemq_dependency_child(table->snapshot, call->child, &look) ||
+		look.waits_for > call->id ||
+		idemq_dependency_row(call->child, call->id) != DEPENDENCY_THERE ||
+		!idemq_jobs_fetch(table, call->child, child) || child->status != JOB_BLOCKED ||
+		job_has(child, COL_GROUP_KEY) || !idemq_queue_by_id(child->queue_id, queue))
+		refuse_child(call);
+	need_enqueue(call, queue);
+	idemq_queue_need_qstate(queue);
+	return look.on_failure;
+}
+
+/*
+ * Returns whether every look at the child that began before the running job was held has ended.
+ * Otherwise waits for the worker's pass, which lasts some milliseconds; not for a session that
+ * looks in a transaction of its own.
+ */
+static bool
+looks_are_over(const ParentsCall *call, const QueueInfo *queue)
+{
 	GroupKey key;
+
+	idemq_dependency_key(&key, queue->id, DEPENDENCY_CHILD, call->child);
+	if (!idemq_group_is_busy(&key))
+		return true;
+	IDEMQ_STOP("looks_are_over");
+	idemq_promote_pass_await(queue->qstate);
+	return !idemq_group_is_busy(&key);
+}
+
+/*
+ * Finds the child, and keeps it from being deleted; *queue: its queue.  False when another
+ * transaction deletes it, or may be releasing it.  has_history: of the running job.
+ */
+static bool
+hold_child(JobsTable *table, const ParentsCall *call, bool has_history, QueueInfo *queue)
+{
+	ParentFailure on_failure;
+	JobWrite write;
 	Job child;
 
 	do
 	{
 		CHECK_FOR_INTERRUPTS();
-		idemq_jobs_refresh(table);
-		read_child(table, call, &child, &look);
-		if (ran_before || look.on_failure == FAILURE_RUNS)
+		on_failure = read_child(table, call, &child, queue);
+		if (has_history || on_failure == FAILURE_RUNS)
 		{
-			idemq_dependency_key(&key, child.queue_id, DEPENDENCY_CHILD, call->child);
-			if (idemq_group_is_owned(&key))
+			if (!looks_are_over(call, queue))
 				return false;
-			/* Read it again, by a younger snapshot. */
-			idemq_jobs_refresh(table);
-			read_child(table, call, &child, &look);
+			(void) read_child(table, call, &child, queue);
 		}
-		if (!idemq_queue_by_id(child.queue_id, queue))
-			refuse_child(call);
-		need_enqueue(call, queue);
 		if (!idemq_queue_try_lock(queue->id, AccessShareLock))
 			return false;
 		write = idemq_jobs_is_own(&child) ? JOB_WRITTEN : idemq_jobs_keep(table, &child, JOB_SKIPS);
 	} while (write == JOB_CHANGED);
-	if (write == JOB_WRITTEN)
-		idemq_queue_need_qstate(queue);
 	return write == JOB_WRITTEN;
 }
 
@@ -272,11 +287,9 @@ idemq_add_parents(ParentsCall *call)
 		call->count = (int) qunique(call->parents, call->count, sizeof(int64), idemq_compare_int64);
 	}
 	idemq_jobs_open(&table);
-	/* Only a job with a key can have completed and run again, and it then has a history. */
+	/* A job that has completed and runs again has a history. */
 	if (hold_job(&table, call, &attempt) &&
-		hold_child(&table, call,
-				   job_has(&attempt.job, COL_KEY) && (attempt.job.flags & JOB_HISTORY) != 0,
-				   &queue))
+		hold_child(&table, call, (attempt.job.flags & JOB_HISTORY) != 0, &queue))
 		add_all(&table, call, &queue);
 	else
 		for (int i = 0; i < call->count; i++)

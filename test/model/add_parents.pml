@@ -109,7 +109,7 @@ proctype adder()
 	SEE_CHILD;
 #endif
 #ifndef LOOK_NOT_SEEN
-	/* idemq_group_is_owned */
+	/* idemq_group_is_busy */
 	if
 	:: owned[CHILD] -> goto leave
 	:: !owned[CHILD]

@@ -73,6 +73,26 @@ sql($node, "SELECT take('other'); SELECT done('other')");
 status_soon('sum', 'pending', 'the sum has waited for those two alone');
 is_sql($node, "SELECT count(*) FROM idemq.dependencies WHERE child = id_of('sum')", 2, 'and has no other parents');
 
+# The same for a list that has lost its key since: it died, another job got the key, and the list was brought back.
+sql($node, q{SELECT add('lost list'), add('lost page'), add('lost other');
+	SELECT idemq.enqueue('sums', '1', key => 'lost sum', depends_on => ARRAY[id_of('lost list'), id_of('lost other')], on_parent_failure => 'wait');
+	SELECT take('lost list')});
+my $list = sql($node, "SELECT id_of('lost list')");
+is_soon($node, "SELECT waits_for FROM idemq.children WHERE job_id = id_of('lost sum')", $list, 'a patient sum watches its list');
+$stop = stop_at(worker_pid($node), 'idemq_dependency_watch');
+sql($node, "SELECT done('lost list')");
+$stop->();
+sql($node, qq{SELECT idemq.enqueue('jobs', '1', key => 'lost list', on_duplicate => 'rerun', key_ttl => '1 us');
+	SELECT take('lost list');
+	SELECT idemq.fail(id, token, 'no') FROM idemq.jobs WHERE id = $list;
+	SELECT idemq.enqueue('jobs', '1', key => 'lost list', delay => '1 h');
+	SELECT idemq.retry($list)});
+is_sql($node, "SELECT outcome, (SELECT key FROM idemq.jobs WHERE id = $list) FROM idemq.claim_job($list)", 'claimed|', 'the list runs again, without its key');
+is_sql($node, "SELECT a.outcome FROM idemq.jobs j, idemq.add_parents(id_of('lost sum'), ARRAY[id_of('lost page')], j.id, j.token) a WHERE j.id = $list",
+	'locked', 'the look may pass this list too');
+$stop->();
+is_soon($node, "SELECT waits_for = id_of('lost other') FROM idemq.children WHERE job_id = id_of('lost sum')", 't', 'it has passed it');
+
 # ---- A prepared transaction
 
 flow('prepared');

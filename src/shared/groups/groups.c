@@ -320,20 +320,21 @@ idemq_groups_know(const QueueState *qstate, const GroupKey *key)
 }
 
 /*
- * Returns whether a session owns a group or a mark.  If not, each owner so far has ended visibly,
- * and the next one takes its snapshot after this call.
+ * Returns whether another session owns a group or a mark.  If not, the transaction of each owner so
+ * far is visible, or is this one, and the next owner takes its snapshot after this call.
  */
 bool
-idemq_group_is_owned(const GroupKey *key)
+idemq_group_is_busy(const GroupKey *key)
 {
 	const GroupEntry *group;
-	bool owned;
+	bool busy;
 
 	LWLockAcquire(&groups_shared->lock, LW_SHARED);
 	group = groups_find(key);
-	owned = group != NULL && group->promoter != NOBODY;
+	busy = group != NULL && group->promoter != NOBODY &&
+		   group->promoter != IDEMQ_MY_PROC_NUMBER;
 	LWLockRelease(&groups_shared->lock);
-	return owned;
+	return busy;
 }
 
 /* Asks for a scan of all groups of a queue, its children, or both, at once or later.  Lock held. */
