@@ -184,6 +184,17 @@ SELECT take('sum') AS sum_2, take('page'), done('p 3');
 SELECT take('sum');
 SELECT clean(), empty();
 
+-- The look that this transaction itself has made at the child, and that has moved its watch, is over.
+SELECT add('sum', 'first') > 0, add('sum', 'list') > 0;
+SELECT add('sum', 'sum', ARRAY[id_of('first'), id_of('list')], 'run') > 0, (idemq.claim_job(id_of('first'))).outcome, done('first'), add('page', 'p') > 0;
+BEGIN;
+SELECT take('sum');
+SELECT waits_for = id_of('list') AS moved, grow('list', 'sum', 'p'), done('list') FROM idemq.children;
+COMMIT;
+SELECT take('sum') AS none, take('page'), done('p');
+SELECT take('sum');
+SELECT clean(), empty();
+
 -- The child joins its group, or is due, after the last of them.
 SELECT add('list', 'list') > 0, add('sum', 'sum', ARRAY[id_of('list')], group_key => 'g') > 0, add('sum', 'next', group_key => 'g') > 0, take('list'), add('page', 'a') > 0;
 SELECT grow('list', 'sum', 'a'), done('list');

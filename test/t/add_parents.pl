@@ -1,7 +1,7 @@
 # Flows that grow, with the background worker: an added parent is waited for after a look that has seen an earlier end of
 # the running job, after PREPARE TRANSACTION, after a crash, and not when the transaction that added it was killed.
-# stops: idemq_dependency_watch
-# at least 20 assertions
+# stops: idemq_dependency_watch looks_are_over
+# at least 29 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -92,6 +92,25 @@ is_sql($node, "SELECT a.outcome FROM idemq.jobs j, idemq.add_parents(id_of('lost
 	'locked', 'the look may pass this list too');
 $stop->();
 is_soon($node, "SELECT waits_for = id_of('lost other') FROM idemq.children WHERE job_id = id_of('lost sum')", 't', 'it has passed it');
+
+# ---- A look that ends meanwhile is waited for
+
+sql($node, q{SELECT add('early'); SELECT add('late'); SELECT add('late page');
+	SELECT idemq.enqueue('sums', '1', key => 'late sum', depends_on => ARRAY[id_of('early'), id_of('late')], on_parent_failure => 'run');
+	SELECT take('early'), take('late')});
+is_soon($node, "SELECT waits_for = id_of('early') FROM idemq.children WHERE job_id = id_of('late sum')", 't', 'the sum watches the first parent');
+$stop = stop_at(worker_pid($node), 'idemq_dependency_watch');
+sql($node, "SELECT done('early')");
+$stop->();
+my $adder = session($node);
+my $asks = stop_at($adder->{backend}, 'looks_are_over');
+$adder->query_until(qr/sent/, "\\echo sent\nSELECT grow('late', 'late sum', 'late page');\n");
+$asks->();
+$stop->();
+is_soon($node, "SELECT waits_for = id_of('late') FROM idemq.children WHERE job_id = id_of('late sum')", 't', 'the look has ended');
+$asks->();
+is(answer({ session => $adder }), 'added', 'and the page is added');
+leave($adder);
 
 # ---- A prepared transaction
 
