@@ -85,13 +85,12 @@ CREATE FUNCTION idemq.add_parents(child bigint, parents bigint[], id bigint, tok
 	RETURNS TABLE (parent bigint, outcome idemq.outcome)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_add_parents';
 COMMENT ON FUNCTION idemq.add_parents(bigint, bigint[], bigint, bigint)
-	IS 'Make a child of the running job with this id and token wait for further parents. Returns one row per parent. Requires claim on the job''s queue, and enqueue on the child''s queue.
-- Call it while the job is running, at the latest in the transaction that commits the job, before idemq.commit.
-- You need any privilege on the parents'' queues.
-- added: the child waits for this parent if this transaction commits. A parent that has finished counts as it does in depends_on.
+	IS 'Make a child of the running job with this id and token wait for further parents. Returns one row per parent. Requires claim on the job''s queue, enqueue on the child''s queue, and any privilege on the parents'' queues.
+- Call it while the job is running. In the transaction that commits the job, call it before idemq.commit.
+- added: the child waits for this parent if this transaction commits. If the parent has already finished, it counts as it would in depends_on.
 - already: the job was already a parent of the child
-- locked: not added, because another open transaction holds the running job or is deleting the parent or the child; roll back and try again
-- Raises 22023 if a parent is not newer than the running job, or if it waits for parents and was not enqueued by this transaction.
+- locked: not added, because another transaction is ending the running job, deleting or unblocking the child, or deleting or adding the parent. Roll back and try again.
+- Raises 22023 if a parent was enqueued before the running job, or if it waits for parents and was not enqueued by this transaction.
 - Raises 55000 if the child does not wait for the running job.
 - Raises IQ001 (stale token), IQ002 (no such job) or IQ006 (already committed).';
 

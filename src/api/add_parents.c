@@ -1,6 +1,6 @@
 /*
  * api/add_parents.c
- *		SQL function add_parents: a running job makes a child of it wait for further parents.
+ *		SQL function add_parents: a running job makes a child wait for further parents.
  */
 #include "postgres.h"
 
@@ -15,8 +15,8 @@
 #define COLUMNS 2
 
 /*
- * add_parents(child, parents, id, token) -> setof (parent, outcome): added, already or locked, by the
- * parents' ids; IQ001, IQ002, IQ006, 22004, 22023, 42501, 53400, 55000.
+ * add_parents(child, parents, id, token) -> setof (parent, outcome), in the order of the parents' ids;
+ * outcome: added, already or locked.  Raises IQ001, IQ002, IQ006, 22004, 22023, 42501, 53400, 55000.
  */
 SQL_FUNCTION(idemq_sql_add_parents)
 {

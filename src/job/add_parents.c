@@ -1,23 +1,25 @@
 /*
  * job/add_parents.c
- *		A running job makes a child of it wait for further parents: idemq.add_parents.
+ *		A running job makes a child wait for further parents: idemq.add_parents.
  *
- * table/jobs_dependencies.c proves that the child cannot start in between, is not forgotten, and that
- * no circle is closed.  The order of the steps here is part of that proof:
+ * table/jobs_dependencies.c proves that the child cannot start too early and is not forgotten, and
+ * that no cycle can be closed.  The order of these steps is part of that proof:
  *
- *		1. The row of the running job is locked FOR SHARE.
- *		2. If an earlier end of that job may have counted for the child: nobody owns the child's mark.
- *		3. A snapshot: the child waits, and watches that job or one with a lesser id.  Its row is
- *		   locked against deletion.
- *		4. Each new parent: its bit in the filter, its row locked against deletion, its ancestors.
- *		5. The rows are written, and the child is marked at the commit.
+ *		1. Lock the row of the running job FOR SHARE.
+ *		2. If the running job may have ended before, check that no other session owns the child's
+ *		   mark.
+ *		3. Take a snapshot.  Check that the child waits, and watches the running job or one with a
+ *		   lesser id.  Lock its row against deletion.
+ *		4. For each new parent: set its bit in the filter, lock its row against deletion, and check
+ *		   its ancestors.
+ *		5. Write the rows.  The commit marks the child.
  *
- * Nothing is waited for.  If another transaction holds the running job, deletes the child, or looks at
- * it in step 2, no parent is added, and each is reported as locked; if it deletes a parent, or adds the
- * same one, that parent is.
+ * No lock is waited for.  If another transaction holds the running job, deletes the child, or looks
+ * at the child in step 2, no parent is added, and all are reported as locked.  If another transaction
+ * deletes a parent, or adds the same parent, only that parent is reported as locked.
  *
- * An error tells a role nothing of jobs in queues on which it has no privilege, except that a job waits for
- * the job that the role holds: the privilege on the child's queue is checked last.
+ * A role learns nothing about jobs in queues on which it has no privilege, except whether a job waits
+ * for the job that the role is running: only then is the privilege on the child's queue checked.
  */
 #include "postgres.h"
 
@@ -32,7 +34,7 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* Jobs that may be parents: they and their ancestors were looked at. */
+/* Jobs that were checked, or are to be: new parents and their ancestors. */
 typedef struct Ancestors
 {
 	HTAB *seen;
@@ -42,9 +44,9 @@ typedef struct Ancestors
 } Ancestors;
 
 /*
- * Locks the row of the running job, as idemq_attempt_hold does, but does not wait: false when another
- * transaction holds it.  Raises IQ001, IQ002, IQ006, and 42501 for a role that has the token and some privilege on
- * the queue, but may not claim.
+ * Locks the row of the running job, as idemq_attempt_hold does, but does not wait: returns false if
+ * another transaction holds it.  Raises IQ001, IQ002 and IQ006; 42501 for a role that has the token
+ * and some privilege on the queue, but not claim.
  */
 static bool
 hold_job(JobsTable *table, const ParentsCall *call, Attempt *attempt)
@@ -75,7 +77,7 @@ refuse_child(const ParentsCall *call)
 					"that job was cancelled, call idemq.retry for it first."));
 }
 
-/* Raises 42501 for a role that may not enqueue; a role without any privilege is not told the queue. */
+/* Raises 42501 if the role may not enqueue.  A role without any privilege does not learn the queue. */
 static void
 need_enqueue(const ParentsCall *call, const QueueInfo *queue)
 {
@@ -85,8 +87,7 @@ need_enqueue(const ParentsCall *call, const QueueInfo *queue)
 		idemq_queue_denied(queue->name, PRIVILEGE_ENQUEUE);
 	ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 			errmsg("permission denied for the queue of job %lld", (long long) call->child),
-			errhint(
-				"Ask an administrator of the child's queue to grant you the privilege enqueue."));
+			errhint("Ask an administrator of the child's queue to grant you enqueue on it."));
 }
 
 /*
@@ -116,9 +117,9 @@ read_child(JobsTable *table, const ParentsCall *call, Job *child, QueueInfo *que
 }
 
 /*
- * Returns whether every look at the child that began before the running job was held has ended.
- * Otherwise waits for the worker's pass, which lasts some milliseconds; not for a session that
- * looks in a transaction of its own.
+ * Returns whether all looks at the child that began before the running job was locked have ended.  If
+ * the worker is looking, waits for the end of its pass, which takes some milliseconds.  A session
+ * that looks while it claims may keep its transaction open, so it is not waited for.
  */
 static bool
 looks_are_over(const ParentsCall *call, const QueueInfo *queue)
@@ -134,8 +135,8 @@ looks_are_over(const ParentsCall *call, const QueueInfo *queue)
 }
 
 /*
- * Finds the child, and keeps it from being deleted; *queue: its queue.  False when another
- * transaction deletes it, or may be releasing it.  has_history: of the running job.
+ * Finds the child and locks it against deletion; *queue: its queue.  Returns false if another
+ * transaction is deleting the child, or may be releasing it.  has_history: the running job has one.
  */
 static bool
 hold_child(JobsTable *table, const ParentsCall *call, bool has_history, QueueInfo *queue)
@@ -169,12 +170,12 @@ refuse_parent(const ParentsCall *call, int64 parent, const char *why)
 		ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 		errmsg("job %lld cannot be added as a parent of job %lld because it %s", (long long) parent,
 			   (long long) call->child, why),
-		errhint("Add jobs that do not wait for parents and were enqueued since job %lld was, or "
-				"jobs that this transaction has enqueued.",
+		errhint("Add jobs that were enqueued after job %lld and do not wait for parents, or jobs that "
+				"this transaction has enqueued.",
 				(long long) call->id));
 }
 
-/* Adds a job to those to be looked at, unless it was. */
+/* Adds a job to those to be checked, unless it was added before. */
 static void
 push(Ancestors *ancestors, int64 id)
 {
@@ -189,8 +190,8 @@ push(Ancestors *ancestors, int64 id)
 }
 
 /*
- * Looks at a new parent and its ancestors.  Raises 22023 if the child is one of them, or if one waits
- * for parents and was not enqueued by this transaction.
+ * Checks a new parent and its ancestors.  Raises 22023 if the child is one of them, or if one of them
+ * waits for parents and was not enqueued by this transaction.
  */
 static void
 check_ancestors(JobsTable *table, const ParentsCall *call, Ancestors *ancestors, int64 parent)
@@ -206,11 +207,13 @@ check_ancestors(JobsTable *table, const ParentsCall *call, Ancestors *ancestors,
 
 		CHECK_FOR_INTERRUPTS();
 		if (id == call->child)
-			refuse_parent(call, parent, id == parent ? "is that job" : "waits for that job");
+			refuse_parent(call, parent, "waits for that job");
 		if (!idemq_dependency_child(table->snapshot, id, &look))
 			continue;
 		if (idemq_jobs_fetch_before(table, id, &before))
-			refuse_parent(call, parent, "waits for parents of its own");
+			refuse_parent(call, parent,
+						  id == parent ? "waits for parents of its own"
+									   : "waits for an earlier job that waits for parents");
 		parents = idemq_dependency_parents(table, id, &count);
 		for (int i = 0; i < count; i++)
 			push(ancestors, parents[i].id);
@@ -271,8 +274,8 @@ add_all(JobsTable *table, ParentsCall *call, const QueueInfo *queue)
 }
 
 /*
- * Adds parents to a child of a running job, in the order of their ids, each once: sorts call->parents, and
- * sets call->outcomes.  Raises 22023, 42501, 55000, IQ001, IQ002, IQ006, 53400.
+ * Adds parents to a child of a running job.  Sorts call->parents by id, removes duplicates, and sets
+ * call->outcomes.  Raises 22023, 42501, 53400, 55000, IQ001, IQ002 and IQ006.
  */
 void
 idemq_add_parents(ParentsCall *call)
@@ -287,7 +290,6 @@ idemq_add_parents(ParentsCall *call)
 		call->count = (int) qunique(call->parents, call->count, sizeof(int64), idemq_compare_int64);
 	}
 	idemq_jobs_open(&table);
-	/* A job that has completed and runs again has a history. */
 	if (hold_job(&table, call, &attempt) &&
 		hold_child(&table, call, (attempt.job.flags & JOB_HISTORY) != 0, &queue))
 		add_all(&table, call, &queue);

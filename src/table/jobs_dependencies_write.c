@@ -117,8 +117,9 @@ idemq_dependencies_add(const NewDependencies *depends)
 }
 
 /*
- * Adds parents to a child that waits: its row in idemq.children stays as it is.  If another
- * transaction is just adding one of them, this waits for it, and adds that one once.
+ * Adds parents to a child that waits; its row in idemq.children stays as it is.  If another
+ * transaction has begun to add the same parent since the caller checked, this waits for that
+ * transaction.  The parent is then added once.
  */
 void
 idemq_dependencies_add_more(const NewDependencies *depends)

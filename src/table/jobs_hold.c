@@ -180,8 +180,8 @@ idemq_jobs_is_own(const Job *job)
 }
 
 /*
- * Fetches a job as it was before the first command of this transaction, by the latest snapshot: as
- * others see it.  False for a job that this transaction itself has enqueued.
+ * Fetches a job as other transactions see it: by the latest snapshot, but without the changes of this
+ * transaction.  Returns false for a job that this transaction itself has enqueued.
  */
 bool
 idemq_jobs_fetch_before(JobsTable *table, int64 id, Job *job)
