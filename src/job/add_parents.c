@@ -105,8 +105,7 @@ read_child(JobsTable *table, const ParentsCall *call, Job *child, QueueInfo *que
 	/* If this transaction itself has brought the job back, others still see it as finished. */
 	if (idemq_jobs_fetch_before(table, call->id, &before) && job_status_is_finished(before.status))
 		refuse_child(call);
-	if (!idemq_dependency_child(table->snapshot, call->child, &look) ||
-		look.waits_for > call->id ||
+	if (!idemq_dependency_child(table->snapshot, call->child, &look) || look.waits_for > call->id ||
 		idemq_dependency_row(call->child, call->id) != DEPENDENCY_THERE ||
 		!idemq_jobs_fetch(table, call->child, child) || child->status != JOB_BLOCKED ||
 		job_has(child, COL_GROUP_KEY) || !idemq_queue_by_id(child->queue_id, queue))
@@ -170,9 +169,10 @@ refuse_parent(const ParentsCall *call, int64 parent, const char *why)
 		ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 		errmsg("job %lld cannot be added as a parent of job %lld because it %s", (long long) parent,
 			   (long long) call->child, why),
-		errhint("Add jobs that were enqueued after job %lld and do not wait for parents, or jobs that "
-				"this transaction has enqueued.",
-				(long long) call->id));
+		errhint(
+			"Add jobs that were enqueued after job %lld and do not wait for parents, or jobs that "
+			"this transaction has enqueued.",
+			(long long) call->id));
 }
 
 /* Adds a job to those to be checked, unless it was added before. */

@@ -331,8 +331,7 @@ idemq_group_is_busy(const GroupKey *key)
 
 	LWLockAcquire(&groups_shared->lock, LW_SHARED);
 	group = groups_find(key);
-	busy = group != NULL && group->promoter != NOBODY &&
-		   group->promoter != IDEMQ_MY_PROC_NUMBER;
+	busy = group != NULL && group->promoter != NOBODY && group->promoter != IDEMQ_MY_PROC_NUMBER;
 	LWLockRelease(&groups_shared->lock);
 	return busy;
 }
