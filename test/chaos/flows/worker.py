@@ -132,7 +132,8 @@ class Worker(FlowClient):
         payload = {"tenant": self.tenant, "key": part, "plan": "run", "parents": []}
         self.execute("SAVEPOINT grow")
         try:
-            job = self.one("SELECT id FROM idemq.enqueue(%s, %s, key => %s)", (child[2], Jsonb(payload), part))[0]
+            # This job may die, and be brought back when the queue's window is over.
+            job = self.one("SELECT id FROM idemq.enqueue(%s, %s, key => %s, key_ttl => '1 h')", (child[2], Jsonb(payload), part))[0]
             outcome = self.one("SELECT outcome::text FROM idemq.add_parents(%s, ARRAY[%s]::bigint[], %s, %s)", (child[1], job, self.job, self.token))[0]
         except Exception as error:  # pylint: disable=broad-except
             # 55000: it was cancelled, or this job had completed before; 42501: the right to enqueue is revoked.
