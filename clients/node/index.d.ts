@@ -253,6 +253,13 @@ export interface Job<Payload = Json> {
    * necessary. When the event arrives or the timeout has passed, the handler starts again, and this call returns the outcome.
    */
   awaitEvent<Event = Json>(name: string, timeout: Interval): Promise<{ arrived: true; payload: Event } | { arrived: false; payload: null }>;
+  /**
+   * Makes a child of this job wait for further jobs, which have been enqueued since this one. In a handler with a transaction,
+   * they are added if it commits; otherwise immediately. A job that is already a parent stays one. If another transaction is just
+   * using one of these jobs, Snooze ends the handler, its transaction rolls back, no attempt is counted, and the job
+   * runs again a second later.
+   */
+  addParents(child: string, parents: readonly string[]): Promise<void>;
   /** The jobs in dependsOn of this one. status is null if the parent was completed and deleted, in a queue that keeps no jobs. */
   parents<Result = Json>(): Promise<{ id: string; queue: string | null; status: Status | null; result: Result | null }[]>;
   /**

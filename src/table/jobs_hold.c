@@ -209,6 +209,31 @@ idemq_jobs_is_held_here(const Job *job)
 	return held;
 }
 
+/*
+ * Fetches a job as other transactions see it: by the latest snapshot, but without the changes of this
+ * transaction.  Returns false for a job that this transaction itself has enqueued.
+ */
+bool
+idemq_jobs_fetch_before(JobsTable *table, int64 id, Job *job)
+{
+	Relation pkey = index_open(idemq_jobs_primary_key(table->rel), AccessShareLock);
+	SnapshotData before = *table->snapshot;
+	IndexScanDesc scan;
+	ScanKeyData key;
+	bool found;
+
+	before.curcid = FirstCommandId;
+	scan = compat_index_beginscan(table->rel, pkey, &before, 1);
+	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(id));
+	index_rescan(scan, &key, 1, NULL, 0);
+	found = index_getnext_slot(scan, ForwardScanDirection, table->row);
+	if (found)
+		idemq_jobs_decode(table->row, job);
+	index_endscan(scan);
+	idemq_jobs_index_close(table, pkey);
+	return found;
+}
+
 /* Returns whether this transaction itself has deleted a fetched version. */
 static bool
 is_deleted_here(const Job *job)

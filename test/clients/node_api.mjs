@@ -230,6 +230,32 @@ test('parents and graphs', async () => {
   assert.deepEqual((await jobOf(outside.id)).result, [parents[0]]);
   await assert.rejects(enqueue(pool, q, 1, { dependsOn: ['9007199254740993'] }), NoSuchJob);
 
+  // A flow that grows: in the handler's transaction, and outside.
+  for (const outside of [false, true]) {
+    const list = await enqueue(pool, q, 'list');
+    const total = await enqueue(pool, q, 'total', { dependsOn: [list.id] });
+    const grows = async (job, client) => {
+      if (job.payload === 'total') return (await job.parents()).reduce((sum, { result }) => sum + (result ?? 0), 0);
+      if (job.payload !== 'list') return job.payload;
+      const pages = await Promise.all([1, 2].map((n) => enqueue(outside ? pool : client, q, n)));
+      await job.addParents(total.id, pages.map(({ id }) => id));
+      await job.addParents(total.id, [pages[0].id]);
+      return null;
+    };
+    assert.deepEqual(await drainAll(q, grows, 4, { outside }), { committed: 4 });
+    assert.equal((await jobOf(total.id)).result, 3);
+  }
+  const locked = await enqueue(pool, q, 'locked');
+  const waits = await enqueue(pool, q, 'waits', { dependsOn: [locked.id] });
+  const page = await enqueue(pool, q, 'page', { delay: '1 h' });
+  const other = await pool.connect();
+  await other.query('BEGIN');
+  await other.query('DELETE FROM idemq.jobs WHERE id = $1', [page.id]);
+  assert.deepEqual(await drain(connection, q, (job) => job.addParents(waits.id, [page.id])), { released: 1 });
+  await other.query('ROLLBACK');
+  other.release();
+  await pool.query(`SELECT idemq.cancel_many(ARRAY[$1::bigint, $2, $3])`, [locked.id, waits.id, page.id]);
+
   await assert.rejects(enqueueGraph(pool, { a: { queue: q, payload: 1, runAt: new Date(NaN) } }), TypeError);
   const jobs = await enqueueGraph(pool, {
     sum: { queue: q, payload: null, kind: 'sum', dependsOn: ['a', '__proto__', first] },

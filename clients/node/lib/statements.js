@@ -65,6 +65,7 @@ export const ENDED_THEMSELVES = `SELECT s.token::text FROM unnest($1::bigint[], 
 export const BECAME = `SELECT j.status::text, j.token::text = $2::text AS last, coalesce(a.error, j.last_error) AS error,
     CASE WHEN ${ENDED_BY_TOKEN} THEN a.outcome END AS own
   FROM idemq.job($1::bigint) AS j LEFT JOIN idemq.attempts AS a ON a.job_id = j.id AND a.token::text = $2::text`;
+export const ADD_PARENTS = 'SELECT parent::text AS id, outcome::text FROM idemq.add_parents($1::bigint, $2::bigint[], $3::bigint, $4::bigint)';
 export const PARENTS = 'SELECT parent::text AS id, queue, status::text, result FROM idemq.parents($1::bigint) AS p ORDER BY p.parent';
 
 // Like heartbeats, its commit does not wait for the disk or a standby.

@@ -14,7 +14,7 @@ from psycopg import AsyncConnection, Connection
 from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
-from ._arguments import delay_argument, seconds_argument, text_argument
+from ._arguments import delay_argument, ids_argument, int_argument, seconds_argument, text_argument
 from ._execution import Execution, ExecutionResult
 from ._handlers import check_callable, check_parameters, finished_result
 from ._links import Link
@@ -30,6 +30,7 @@ _BEGIN_STEP = "CALL idemq.begin_step(%s, %s, %s, %s::jsonb, %s::interval)"
 _FINISH_STEP = "SELECT idemq.finish_step(%s, %s, %s, %s::jsonb)"
 _REFUSE_STEP = "SELECT idemq.refuse_step(%s, %s, %s, %s)"
 AWAIT = "SELECT outcome, payload FROM idemq.await_event(%s, %s, %s, %s::interval)"
+_ADD_PARENTS = "SELECT parent, outcome::text FROM idemq.add_parents(%s, %s::bigint[], %s, %s)"
 _PARENTS = "SELECT parent, queue, status::text, result FROM idemq.parents(%s) ORDER BY parent"
 
 
@@ -172,6 +173,16 @@ class BaseJob:
     def _await(self, name: str, timeout: Delay) -> tuple[str, tuple[Any, ...]]:
         return AWAIT, (self.id, self.token, text_argument("name", name), delay_argument("timeout", timeout))
 
+    def _adding(self, child: int, parents: Sequence[int]) -> tuple[str, tuple[Any, ...]]:
+        return _ADD_PARENTS, (int_argument("child", child), ids_argument("parents", parents), self.id, self.token)
+
+    @staticmethod
+    def _added(rows: list[Row]) -> None:
+        locked = [str(parent) for parent, outcome in rows if outcome == "locked"]
+        if locked:
+            # If this attempt went on and completed, the child would start without these parents.
+            raise Snooze(1, f"parents could not be added because another transaction is using them: {', '.join(locked[:10])}")
+
     def _awaited(self, name: str, timeout: Delay, rows: list[Row]) -> Event:
         outcome, payload = rows[0]
         if outcome == "waiting":
@@ -285,6 +296,15 @@ class Job(BaseJob):
         """
         return self._awaited(name, timeout, self._ask(*self._await(name, timeout)))
 
+    def add_parents(self, child: int, parents: Sequence[int]) -> None:
+        """Make a child of this job wait for further jobs, which have been enqueued since this one.
+
+        In a handler with a transaction, they are added if it commits; otherwise immediately.  A job that is already
+        a parent stays one.  If another transaction is just using one of these jobs, Snooze ends the handler, its
+        transaction rolls back, no attempt is counted, and the job runs again a second later.
+        """
+        self._added(self._ask(*self._adding(child, parents)))
+
     def parents(self) -> list[Parent]:
         """Return the jobs in depends_on of this one, with their results."""
         return [Parent(*row) for row in self._ask(_PARENTS, (self.id,))]
@@ -360,6 +380,10 @@ class AsyncJob(BaseJob):
     async def await_event(self, name: str, timeout: Delay) -> Event:
         """Like Job.await_event."""
         return self._awaited(name, timeout, await self._ask(*self._await(name, timeout)))
+
+    async def add_parents(self, child: int, parents: Sequence[int]) -> None:
+        """Like Job.add_parents."""
+        self._added(await self._ask(*self._adding(child, parents)))
 
     async def parents(self) -> list[Parent]:
         """Like Job.parents."""
