@@ -193,8 +193,8 @@ ask_who_ended(struct job *job, struct server *server)
 		job_is_done(job, outcome);
 	else
 		lose(job, strcmp(outcome, "cancelled") == 0 ? "the job was cancelled"
-				  : revoked						   ? "the lease was revoked"
-												   : "the lease was lost");
+				  : revoked							? "the lease was revoked"
+													: "the lease was lost");
 	PQclear(result);
 }
 

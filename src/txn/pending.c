@@ -51,7 +51,7 @@ typedef struct Action
 	SubTransactionId subid;
 	QueueState *qstate;
 	int64 job_id;
-	int64 token;		  /* with the job it names a lease entry, and no later one */
+	int64 token; /* with the job it names a lease entry, and no later one */
 	int32 queue_id;
 	int16 priority;
 	bool has_prior;	  /* of a claim: it took an entry over, which is in priors */
@@ -194,7 +194,8 @@ idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, 
  * so the worker's process is told after the commit.
  */
 void
-idemq_pending_note_end(QueueState *qstate, int32 queue_id, int64 job_id, int64 token, bool by_others)
+idemq_pending_note_end(QueueState *qstate, int32 queue_id, int64 job_id, int64 token,
+					   bool by_others)
 {
 	Action *action;
 

@@ -78,7 +78,7 @@ export async function endStale(worker, link, attempt, outcome, error, text) {
     worker.failed(attempt, error ?? attempt.reason ?? new Cancelled('lease', job.error ?? 'the lease was lost'), 'dead', false);
     return worker.ended(attempt, 'dead', job.error ?? text);
   }
-  if (job?.own) {
+  if (job?.own && worker.outside) {
     const ended = { failed: 'retrying', committed: 'committed' }[job.own] ?? job.own;
     if (error !== undefined) worker.failed(attempt, error, 'retrying', !finished);
     return worker.ended(attempt, ended, `the handler has ended the attempt itself${text ? `; then: ${text}` : ''}`);

@@ -37,7 +37,7 @@ export const lastWords = 4000;
  * @typedef {{ address: Address, slots: import('./handler-slots.js').ShardSlots, refused: () => boolean }} ShardOptions */
 
 /** @typedef {{
- *   queue: string, concurrency: number, batch: number, logger: import('../index.js').Logger, server: Server,
+ *   queue: string, outside: boolean, concurrency: number, batch: number, logger: import('../index.js').Logger, server: Server,
  *   mayClaim: boolean, lendWhile: <T>(work: Promise<T>) => Promise<T>,
  *   claimArguments: (session: import('./connection.js').Session, jobs?: number) => unknown[],
  *   begun: (rows: any[], asked: number, session: import('./connection.js').Session) => Attempt[],
@@ -177,6 +177,7 @@ export class Worker {
     /** @type {Context} */
     const context = {
       queue: this.#queue,
+      outside: Mode === Outside,
       concurrency,
       batch,
       logger: this.#logger,
@@ -489,9 +490,9 @@ export class Worker {
     await asking;
   }
 
-  /** Marks stale attempts that have ended themselves. @param {import('./connection.js').Session} session @param {Attempt[]} stale */
+  /** Marks stale attempts that have ended themselves. A transaction can only be rolled back, so its attempt is not among them. @param {import('./connection.js').Session} session @param {Attempt[]} stale */
   async #findEnded(session, stale) {
-    if (stale.length === 0) return;
+    if (stale.length === 0 || !(this.#mode instanceof Outside)) return;
     const values = [stale.map(({ job }) => job.id), stale.map(({ job }) => job.token)];
     const { rows } = await withTimeout(this.control.answerTimeout, session, session.query(ENDED_THEMSELVES, values));
     const tokens = new Set(rows.map((row) => row.token));

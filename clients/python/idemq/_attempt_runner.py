@@ -114,7 +114,7 @@ class _JobNow(NamedTuple):
     by_this_attempt: bool
     """Whether no other attempt has begun since."""
     own: Optional[str]
-    """How the attempt has ended itself: failed, released or committed.  None if it has not."""
+    """How an attempt without a transaction has ended itself: failed, released or committed.  None if it has not."""
 
 
 class _ToCommit(NamedTuple):
@@ -599,7 +599,7 @@ class AttemptRunner:
             rows = await self.within(self._control.ask(_STATUS, (job.token, job.id)), _links.ANSWER_TIMEOUT)
         except (AnswerLost, psycopg.Error, asyncio.TimeoutError):
             return None
-        return _JobNow(rows[0][0], rows[0][1] == job.attempt, rows[0][2]) if rows else None
+        return _JobNow(rows[0][0], rows[0][1] == job.attempt, None if self._transacts else rows[0][2]) if rows else None
 
     def _report_failure(
         self, job: BaseJob, outcome: str, text: str, error: Optional[BaseException], now: Optional[_JobNow] = None

@@ -468,8 +468,11 @@ class Run(AttemptRunner):
             await self._lose_stale(stale)
 
     async def _lose_stale(self, jobs: Sequence[BaseJob]) -> None:
-        """Ends attempts that the server calls stale.  A handler that has ended its attempt itself, through SQL, continues."""
-        ended = {token for (token,) in await self._control.ask(_ENDED_THEMSELVES, ([job.id for job in jobs], [job.token for job in jobs]))}
+        """Ends attempts that the server calls stale.  A handler that has ended its attempt itself, through SQL, continues, unless
+        it has a transaction, which can only be rolled back."""
+        ended: set[int] = set()
+        if not self._transacts:
+            ended = {token for (token,) in await self._control.ask(_ENDED_THEMSELVES, ([job.id for job in jobs], [job.token for job in jobs]))}
         for job in jobs:
             if job.token in ended:
                 if self._leased.pop(job.token, None) is not None:
