@@ -89,7 +89,7 @@ COMMENT ON FUNCTION idemq.add_parents(bigint, bigint[], bigint, bigint)
 - Call it while the job is running. In the transaction that commits the job, call it before idemq.commit.
 - added: the child waits for this parent if this transaction commits. If the parent has already finished, it counts as it would in depends_on.
 - already: the job was already a parent of the child
-- locked: not added, because another transaction is ending the running job, deleting or unblocking the child, or deleting or adding the parent. Roll back and try again.
+- locked: not added, because another transaction is ending the running job, deleting the child or the parent, adding the same parent, or checking whether the child can start. Roll back and try again.
 - Raises 22023 if a parent was enqueued before the running job, or if it waits for parents and was not enqueued by this transaction.
 - Raises 55000 if the child does not wait for the running job.
 - Raises IQ001 (stale token), IQ002 (no such job) or IQ006 (already committed).';

@@ -6,17 +6,16 @@
  * that no cycle can be closed.  The order of these steps is part of that proof:
  *
  *		1. Lock the row of the running job FOR SHARE.
- *		2. If the running job may have ended before, check that no other session owns the child's
- *		   mark.
+ *		2. Check that no other session owns the child's mark.
  *		3. Take a snapshot.  Check that the child waits, and watches the running job or one with a
  *		   lesser id.  Lock its row against deletion.
  *		4. For each new parent: set its bit in the filter, lock its row against deletion, and check
  *		   its ancestors.
  *		5. Write the rows.  The commit marks the child.
  *
- * No lock is waited for.  If another transaction holds the running job, deletes the child, or looks
- * at the child in step 2, no parent is added, and all are reported as locked.  If another transaction
- * deletes a parent, or adds the same parent, only that parent is reported as locked.
+ * No lock is waited for.  If another transaction holds the running job, looks at the child or deletes
+ * it, no parent is added, and all are reported as locked.  If another transaction deletes a parent, or
+ * adds the same parent, only that parent is reported as locked.
  *
  * A role learns nothing about jobs in queues on which it has no privilege, except whether a job waits
  * for the job that the role is running: only then is the privilege on the child's queue checked.
@@ -49,9 +48,11 @@ typedef struct Ancestors
  * and some privilege on the queue, but not claim.
  */
 static bool
-hold_job(JobsTable *table, const ParentsCall *call, Attempt *attempt)
+hold_job(JobsTable *table, const ParentsCall *call)
 {
-	Outcome outcome = idemq_attempt_try_lock(table, call->id, call->token, LockTupleShare, attempt);
+	Attempt attempt;
+	Outcome outcome =
+		idemq_attempt_try_lock(table, call->id, call->token, LockTupleShare, &attempt);
 	QueueInfo queue;
 	Job job;
 
@@ -60,9 +61,9 @@ hold_job(JobsTable *table, const ParentsCall *call, Attempt *attempt)
 		idemq_queue_allows(job.queue_id, PRIVILEGE_ALL, &queue))
 		idemq_queue_denied(queue.name, PRIVILEGE_CLAIM);
 	if (outcome == OUTCOME_LOCKED)
-		idemq_attempt_raise_cancelled(attempt);
+		idemq_attempt_raise_cancelled(&attempt);
 	else if (outcome != OUTCOME_CURRENT)
-		idemq_attempt_refuse(attempt, outcome);
+		idemq_attempt_refuse(&attempt, outcome);
 	return outcome == OUTCOME_CURRENT;
 }
 
@@ -92,10 +93,9 @@ need_enqueue(const ParentsCall *call, const QueueInfo *queue)
 
 /*
  * Reads the child by a new snapshot, younger than the lock of the running job; *queue: its queue.
- * Returns its on_parent_failure.  Raises 55000 unless it waits for that job and watches it or one
- * with a lesser id; 42501, 53400.
+ * Raises 55000 unless it waits for that job and watches it or one with a lesser id; 42501, 53400.
  */
-static ParentFailure
+static void
 read_child(JobsTable *table, const ParentsCall *call, Job *child, QueueInfo *queue)
 {
 	DependencyLook look;
@@ -112,7 +112,6 @@ read_child(JobsTable *table, const ParentsCall *call, Job *child, QueueInfo *que
 		refuse_child(call);
 	need_enqueue(call, queue);
 	idemq_queue_need_qstate(queue);
-	return look.on_failure;
 }
 
 /*
@@ -135,25 +134,22 @@ looks_are_over(const ParentsCall *call, const QueueInfo *queue)
 
 /*
  * Finds the child and locks it against deletion; *queue: its queue.  Returns false if another
- * transaction is deleting the child, or may be releasing it.  has_history: the running job has one.
+ * transaction is deleting the child, or is looking at it.
  */
 static bool
-hold_child(JobsTable *table, const ParentsCall *call, bool has_history, QueueInfo *queue)
+hold_child(JobsTable *table, const ParentsCall *call, QueueInfo *queue)
 {
-	ParentFailure on_failure;
 	JobWrite write;
 	Job child;
 
 	do
 	{
 		CHECK_FOR_INTERRUPTS();
-		on_failure = read_child(table, call, &child, queue);
-		if (has_history || on_failure == FAILURE_RUNS)
-		{
-			if (!looks_are_over(call, queue))
-				return false;
-			(void) read_child(table, call, &child, queue);
-		}
+		read_child(table, call, &child, queue);
+		if (!looks_are_over(call, queue))
+			return false;
+		/* By a snapshot that shows what the looks have done. */
+		read_child(table, call, &child, queue);
 		if (!idemq_queue_try_lock(queue->id, AccessShareLock))
 			return false;
 		write = idemq_jobs_is_own(&child) ? JOB_WRITTEN : idemq_jobs_keep(table, &child, JOB_SKIPS);
@@ -281,7 +277,6 @@ void
 idemq_add_parents(ParentsCall *call)
 {
 	JobsTable table;
-	Attempt attempt;
 	QueueInfo queue;
 
 	if (call->count > 0)
@@ -290,8 +285,7 @@ idemq_add_parents(ParentsCall *call)
 		call->count = (int) qunique(call->parents, call->count, sizeof(int64), idemq_compare_int64);
 	}
 	idemq_jobs_open(&table);
-	if (hold_job(&table, call, &attempt) &&
-		hold_child(&table, call, (attempt.job.flags & JOB_HISTORY) != 0, &queue))
+	if (hold_job(&table, call) && hold_child(&table, call, &queue))
 		add_all(&table, call, &queue);
 	else
 		for (int i = 0; i < call->count; i++)

@@ -33,18 +33,18 @@
  *	 - The snapshot shows an earlier end of P: P had completed, and was run again; or it was dead or
  *	   cancelled, C says run, and P was retried.  A look that has seen that end may still be under way
  *	   when A comes.  Any look that moves a watch or releases a child owns the child's mark
- *	   (shared/groups/groups.c) from before its snapshot until its transaction's end is visible.  So
- *	   if P may have ended before, A first locks P, then checks that no other session owns the mark,
- *	   and only then takes the snapshot with which it reads C's rows.  That snapshot shows what the
- *	   looks before it have done: if one of them has passed P, then C is released or watches a later
- *	   parent, and A raises 55000.  A look that comes later sees that P is running.  If another
- *	   session owns the mark, A waits a moment for the worker; if that does not help, A returns
- *	   locked and adds nothing.  A need not check its own looks, since it sees what they have written.
- *	   If A itself has brought P back, other sessions still see P as done, and A raises 55000.
+ *	   (shared/groups/groups.c) from before its snapshot until its transaction's end is visible.  So A
+ *	   first locks P, then checks that no other session owns the mark, and only then takes the
+ *	   snapshot with which it reads C's rows.  That snapshot shows what the looks before it have done:
+ *	   if one of them has passed P, then C is released or watches a later parent, and A raises 55000.
+ *	   A look that comes later sees that P is running.  If another session owns the mark, A waits a
+ *	   moment for the worker; if that does not help, A returns locked and adds nothing.  A need not
+ *	   check its own looks, since it sees what they have written.  If A itself has brought P back,
+ *	   other sessions still see P as done, and A raises 55000.
  *
- * P may have ended before if C says run, or if P has a history: when a completed job is run again,
- * its history gets a row (job/transition.c).  Whether P has a key does not matter, since a finished
- * job can lose its key and be retried without it.
+ * A does not ask whether P has ended before: nothing in its row says so for certain.  A finished job
+ * can lose its key and be retried without it, and a job that was cancelled before its first attempt
+ * has no history.
  *
  *		Model: test/model/add_parents.pml.
  *
