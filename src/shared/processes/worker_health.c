@@ -26,7 +26,7 @@
 
 const char *const idemq_task_names[] = {
 	"discover", "follow", "promote", "reap",   "recover", "due",   "remind",
-	"expire",	"handle", "tick",	 "notify", "count",	  "purge", "history",
+	"expire",	"handle", "tick",	 "notify", "announce", "count",	  "purge", "history",
 };
 
 StaticAssertDecl(lengthof(idemq_task_names) == TASK_KINDS, "each task has a name");
