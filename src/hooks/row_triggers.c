@@ -190,8 +190,7 @@ note_result(const JobVersion *before, const JobVersion *after)
 	{
 		QueueInfo queue;
 		bool known = idemq_queue_by_id(after->queue_id, &queue);
-		bool announces =
-			known && queue.notify_finished && job_status_is_finished(after->status);
+		bool announces = known && queue.notify_finished && job_status_is_finished(after->status);
 
 		idemq_pending_note_finished(known ? queue.qstate : NULL, after->queue_id, after->id,
 									announces ? after->status : NOT_ANNOUNCED);

@@ -416,8 +416,8 @@ transition_note(const Transition *transition, const Job *job, const QueueInfo *q
 	bool finishes = job_status_is_finished(transition->to);
 	bool blocks = transition->to == JOB_BLOCKED;
 	/* A job that was asked to run once more does so in this transaction. */
-	bool announces =
-		finishes && queue->notify_finished && !is_asked(transition, job, SERVES_REQUEST);
+	bool announces = finishes && queue->notify_finished &&
+					 !is_asked(transition, job, SERVES_REQUEST);
 	JobStatus announced = announces ? transition->to : NOT_ANNOUNCED;
 
 	if (one_step || (job->status == JOB_RUNNING && transition->to != JOB_RUNNING))

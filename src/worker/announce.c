@@ -119,8 +119,8 @@ copy_finished(void)
 	int index = -1;
 
 	if (announce_context == NULL)
-		announce_context = AllocSetContextCreate(TopMemoryContext, "idemq finished jobs",
-												 ALLOCSET_DEFAULT_SIZES);
+		announce_context =
+			AllocSetContextCreate(TopMemoryContext, "idemq finished jobs", ALLOCSET_DEFAULT_SIZES);
 	announced = NIL;
 	MemoryContextReset(announce_context);
 	while ((index = bms_next_member(with_finished, index)) >= 0)
@@ -134,12 +134,13 @@ copy_finished(void)
 			continue;
 		old = MemoryContextSwitchTo(announce_context);
 		finished = palloc0(sizeof(QueueFinished));
-		announced = lappend(announced, finished);
+		/* It was waiting for another queue, if it is not waiting now. */
+		if (idemq_finished_ring_copy(view.qstate, &finished->batch))
+			announced = lappend(announced, finished);
 		MemoryContextSwitchTo(old);
 		finished->qstate = view.qstate;
 		finished->queue_id = view.queue_id;
 		finished->index = index;
-		idemq_finished_ring_copy(view.qstate, &finished->batch);
 		finished->is_overflow = (finished->batch.lost > 0 || finished->batch.unknown) &&
 								(finished->batch.count == 0 || bms_is_member(index, had_ids));
 	}
@@ -202,8 +203,9 @@ check_queue_usage(void)
 		ereport(ERROR, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				errmsg("notifications of finished jobs are not sent while the NOTIFY queue is more "
 					   "than half full"),
-				errhint("Find the session that runs LISTEN but has been in a transaction for a long "
-						"time, and end it."));
+				errhint(
+					"Find the session that runs LISTEN but has been in a transaction for a long "
+					"time, and end it."));
 }
 
 /* Sends what there is to send, in the caller's transaction. */
@@ -213,6 +215,7 @@ idemq_announce_send(void)
 	bool is_checked = false;
 	ListCell *lc;
 
+	IDEMQ_STOP("idemq_announce_begin");
 	next_round = idemq_mono_now() + Max(ROUND_PAUSE, idemq_notify_delay * INT64CONST(1000));
 	copy_finished();
 	IDEMQ_STOP("idemq_announce_send");

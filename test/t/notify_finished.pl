@@ -1,6 +1,6 @@
 # notify_finished: what the background worker tells about finished jobs, how often, and what becomes of notifications that
 # PostgreSQL refuses.
-# stops: idemq_announce_send idemq_announce_ended
+# stops: idemq_announce_begin idemq_announce_send idemq_announce_ended
 # at least 40 assertions
 
 use strict;
@@ -213,6 +213,15 @@ sql($node, "SELECT idemq.commit(id, token) FROM idemq.claim('first'); SELECT ide
 $listener->query_safe('LISTEN "idemq_finished:second"');
 kill 'CONT', $told_by;
 is_heard(finished('second', cancelled => \@ids), 'a queue that is dropped with its news, and one in its slot');
+{
+	my $stop = stop_at(worker_pid($node), 'idemq_announce_begin');
+
+	sql($node, "SELECT idemq.cancel(id) FROM idemq.enqueue('second', '1')");
+	$stop->();
+	sql($node, "SELECT idemq.drop_queue('second', force => true); SELECT idemq.create_queue('second', notify_finished => true)");
+	$stop->();
+	is_heard('', 'the same if the worker has begun: it tells nothing of the other queue');
+}
 
 # idemq.notify.
 $node->append_conf('postgresql.conf', 'idemq.notify = off');
@@ -295,7 +304,7 @@ is_heard(finished('q', completed => \@ids), 'then all is as before');
 if (sql($node, 'SHOW server_version_num') >= 170000)
 {
 	$node->append_conf('postgresql.conf', 'max_notify_queue_pages = 64');
-	$listener->quit;
+	leave($listener);
 	$node->restart;
 	$listener->reconnect_and_clear;
 	$listener->query_safe('LISTEN "idemq_finished:q"; LISTEN "idemq_finished:gate"; LISTEN idemq_gate');
@@ -334,7 +343,7 @@ is_heard(finished('q', completed => \@ids), 'but of what finishes from then on')
 jobs(1);
 $told_by = stop_worker($node);
 sql($node, $all);
-$listener->quit;
+leave($listener);
 crash($node);
 $listener->reconnect_and_clear;
 $listener->query_safe('LISTEN "idemq_finished:q"; LISTEN "idemq_finished:gate"');

@@ -2,7 +2,7 @@ import http from 'node:http';
 import { finishedJobs } from 'idemq';
 
 const pages = new Set(); // responses with server-sent events
-http.createServer((request, response) => {
+http.createServer((_, response) => {
   response.writeHead(200, { 'content-type': 'text/event-stream' });
   response.write('event: overflow\ndata: {}\n\n'); // the page reads its list of jobs, now that it hears of changes
   pages.add(response);

@@ -213,11 +213,10 @@ extern void idemq_finished_ring_set_unknown(int qstate_index);
 extern void idemq_finished_ring_add(QueueState *qstate, int32 queue_id, int64 job_id,
 									JobStatus status);
 extern bool idemq_finished_ring_is_waiting(const QueueState *qstate);
-extern void idemq_finished_ring_copy(const QueueState *qstate, FinishedBatch *batch);
+extern bool idemq_finished_ring_copy(const QueueState *qstate, FinishedBatch *batch);
 extern void idemq_finished_ring_remove(const QueueState *qstate, const FinishedBatch *batch,
 									   bool is_lost);
-extern void idemq_finished_ring_overflow_sent(const QueueState *qstate,
-											  const FinishedBatch *batch);
+extern void idemq_finished_ring_overflow_sent(const QueueState *qstate, const FinishedBatch *batch);
 
 /*
  * buckets.c

@@ -150,14 +150,16 @@ idemq_finished_ring_is_waiting(const QueueState *qstate)
 	return waiting;
 }
 
-/* Copies what there is to send. */
-void
+/* Copies what there is to send; returns false if there is nothing. */
+bool
 idemq_finished_ring_copy(const QueueState *qstate, FinishedBatch *batch)
 {
 	FinishedRing *ring = &finished_rings[idemq_qstate_index(qstate)];
 	const FinishedJobs *jobs = &finished_jobs[idemq_qstate_index(qstate)];
+	bool waiting;
 
 	SpinLockAcquire(&ring->mutex);
+	waiting = finished_is_waiting(ring);
 	batch->count = 0;
 	batch->until = ring->head;
 	batch->lost = ring->lost;
@@ -168,6 +170,7 @@ idemq_finished_ring_copy(const QueueState *qstate, FinishedBatch *batch)
 		batch->statuses[batch->count++] = jobs->statuses[n % FINISHED_KEPT];
 	}
 	SpinLockRelease(&ring->mutex);
+	return waiting;
 }
 
 /* Removes the jobs that were copied; is_lost: their NOTIFY was refused, so an overflow counts them. */
