@@ -82,7 +82,7 @@ static MemoryContext announce_context = NULL;
 static List *announced = NIL; /* of QueueFinished, between send and ended */
 /* Queue states, by index, that had something to send when they were looked at. */
 static Bitmapset *with_finished = NULL;
-/* Those whose last notification had ids: an overflow is next. */
+/* Those of them whose last notification had ids: an overflow is next. */
 static Bitmapset *had_ids = NULL;
 /* When (mono) the next round may be. */
 static int64 next_round = 0;
@@ -249,7 +249,8 @@ settle(const QueueFinished *finished, bool done)
 		idemq_finished_ring_remove(finished->qstate, batch, false);
 	if (done && (discard || finished->is_overflow))
 		idemq_finished_ring_overflow_sent(finished->qstate, batch);
-	put(&had_ids, finished->index, done && !finished->is_overflow);
+	put(&had_ids, finished->index,
+		done && !finished->is_overflow && idemq_finished_ring_is_waiting(finished->qstate));
 }
 
 /*

@@ -157,8 +157,12 @@ sql($node, "COMMIT PREPARED 'p'");
 like(heard(), qr/^\Q$overflow\E$/m, 'COMMIT PREPARED: jobs have finished, and it is not known how many');
 
 # The setting.
+worker_pid($node);
+my $runs = sql($node, "SELECT runs FROM idemq.maintenance_tasks WHERE task = 'announce'");
 sql($node, "SELECT idemq.enqueue('off', '1'); SELECT idemq.commit(id, token) FROM idemq.claim('off')");
-is_heard('', 'a queue without notify_finished');
+worker_pid($node);
+is_sql($node, "SELECT runs FROM idemq.maintenance_tasks WHERE task = 'announce'", $runs, 'a queue without notify_finished gives the worker nothing to do');
+is_heard('', 'nothing is told of it');
 sql($node, "SELECT idemq.alter_queue('off', notify_finished => true)");
 @ids = jobs(1, '', 'off');
 sql($node, "SELECT idemq.cancel($ids[0])");
@@ -167,19 +171,40 @@ sql($node, "SELECT idemq.alter_queue('off', notify_finished => false)");
 @ids = jobs(1, '', 'off');
 sql($node, "SELECT idemq.cancel($ids[0])");
 is_heard('', 'until the next');
+@ids = jobs(1);
+my $told_by = stop_worker($node);
+sql($node, "$all; SELECT idemq.alter_queue('q', notify_finished => false)");
+kill 'CONT', $told_by;
+is_heard('', 'what was not told yet when the setting is switched off is not told');
+sql($node, "SELECT idemq.alter_queue('q', notify_finished => true)");
+is_heard('', 'nor when it is on again');
 @ids = jobs(1, '', $long);
 sql($node, "SELECT idemq.cancel($ids[0])");
 is_heard(finished($long, cancelled => \@ids), 'the longest name');
 
 # More than the ring keeps: the rest is counted.
 @ids = jobs(1000);
-my $told_by = stop_worker($node);
+$told_by = stop_worker($node);
 sql($node, "$all; SELECT idemq.cancel(id) FROM idemq.enqueue('q', '1')");
 kill 'CONT', $told_by;
 my @told = sort split /\n/, heard();
 is($told[0], finished('q', completed => [ @ids[ 0 .. 255 ] ]), 'the ids that are kept');
 is($told[1], '{"event":"overflow","queue":"q","lost":745}', 'and the number of the others');
 is(scalar(@told), 2, 'nothing else');
+# While the ring never gets empty, ids and overflows take turns.
+{
+	@ids = jobs(300);
+	$told_by = stop_worker($node);
+	my $stop = stop_at($told_by, 'idemq_announce_ended', 'idemq_announce_begin');
+	sql($node, $all);
+	kill 'CONT', $told_by;
+	$stop->() foreach 1 .. 3; # now the next round begins
+	my @more = jobs(1);
+	sql($node, $all);
+	$stop->();
+	is(join("\n", map { $_->[1] } grep { $_->[0] =~ /:/ } heard_until(qr/$more[0]/)),
+		join("\n", finished('q', completed => [ @ids[ 0 .. 255 ] ]), '{"event":"overflow","queue":"q","lost":44}', finished('q', completed => \@more)), 'ids, overflow, ids');
+}
 # Ids with as many digits as there are: the notification still fits.
 sql($node, "INSERT INTO idemq.jobs SELECT (jsonb_populate_record(s, jsonb_build_object('id', 9223372036854775807 - n, 'status', 'pending', 'ready_at', now(), 'finished_at', NULL))).*
 	FROM saved s, generate_series(1, 256) n; SELECT count(idemq.cancel(id)) FROM idemq.jobs WHERE id > 9000000000000000000");
