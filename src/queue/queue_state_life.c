@@ -65,7 +65,7 @@ idemq_qstate_for_queue(int32 queue_id)
 			idemq_qstate_begin_recovery(qstate, 0);
 			LWLockRelease(&qstate->lock);
 			idemq_notify_ring_reset(index);
-			idemq_finished_ring_reset(index);
+			idemq_finished_ring_reset(index, MyDatabaseId, queue_id);
 			idemq_counters_reset(index, MyDatabaseId, queue_id);
 			idemq_groups_reset(index, MyDatabaseId, queue_id);
 			idemq_unfinished_reset(index, MyDatabaseId, queue_id);

@@ -135,7 +135,7 @@ copy_finished(void)
 		old = MemoryContextSwitchTo(announce_context);
 		finished = palloc0(sizeof(QueueFinished));
 		/* It was waiting for another queue, if it is not waiting now. */
-		if (idemq_finished_ring_copy(view.qstate, &finished->batch))
+		if (idemq_finished_ring_copy(view.qstate, view.queue_id, &finished->batch))
 			announced = lappend(announced, finished);
 		MemoryContextSwitchTo(old);
 		finished->qstate = view.qstate;
@@ -144,7 +144,6 @@ copy_finished(void)
 		finished->is_overflow = (finished->batch.lost > 0 || finished->batch.unknown) &&
 								(finished->batch.count == 0 || bms_is_member(index, had_ids));
 	}
-	/* A session that adds to one of these rings from here on finds it waiting: see _ended. */
 	bms_free(with_finished);
 	with_finished = NULL;
 }
@@ -240,17 +239,15 @@ idemq_announce_send(void)
 static void
 settle(const QueueFinished *finished, bool done)
 {
-	const FinishedBatch *batch = &finished->batch;
+	QueueState *qstate = finished->qstate;
 	bool discard = done && !finished->is_wanted;
 
-	if (!done)
-		idemq_finished_ring_remove(finished->qstate, batch, true);
-	if (done && (discard || !finished->is_overflow))
-		idemq_finished_ring_remove(finished->qstate, batch, false);
+	if (!done || discard || !finished->is_overflow)
+		idemq_finished_ring_remove(qstate, finished->queue_id, &finished->batch, !done);
 	if (done && (discard || finished->is_overflow))
-		idemq_finished_ring_overflow_sent(finished->qstate, batch);
+		idemq_finished_ring_overflow_sent(qstate, finished->queue_id, &finished->batch);
 	put(&had_ids, finished->index,
-		done && !finished->is_overflow && idemq_finished_ring_is_waiting(finished->qstate));
+		done && !finished->is_overflow && idemq_finished_ring_is_waiting(qstate));
 }
 
 /*
@@ -268,14 +265,15 @@ idemq_announce_ended(const QueueStateView *view, bool done)
 	{
 		const QueueFinished *finished = lfirst(lc);
 
-		if (!idemq_qstate_is_of(finished->qstate, finished->queue_id))
-			continue;
 		if (!done || finished->is_known)
 			settle(finished, done);
 		all &= finished->is_known;
+		/* Sessions that have added to it meanwhile have not called this worker. */
 		idemq_announce_look(finished->qstate);
 	}
 	announced = NIL;
+	if (announce_context != NULL)
+		MemoryContextReset(announce_context);
 	if (!done)
 		next_round = Max(next_round, idemq_mono_now() + REFUSED_PAUSE);
 	else if (!all)

@@ -208,15 +208,17 @@ typedef struct FinishedBatch
 extern const ShmemPart idemq_finished_rings_part;
 extern const ShmemPart idemq_finished_jobs_part;
 
-extern void idemq_finished_ring_reset(int qstate_index);
+extern void idemq_finished_ring_reset(int qstate_index, Oid database, int32 queue_id);
 extern void idemq_finished_ring_set_unknown(int qstate_index);
 extern void idemq_finished_ring_add(QueueState *qstate, int32 queue_id, int64 job_id,
 									JobStatus status);
 extern bool idemq_finished_ring_is_waiting(const QueueState *qstate);
-extern bool idemq_finished_ring_copy(const QueueState *qstate, FinishedBatch *batch);
-extern void idemq_finished_ring_remove(const QueueState *qstate, const FinishedBatch *batch,
-									   bool is_lost);
-extern void idemq_finished_ring_overflow_sent(const QueueState *qstate, const FinishedBatch *batch);
+extern bool idemq_finished_ring_copy(const QueueState *qstate, int32 queue_id,
+									 FinishedBatch *batch);
+extern void idemq_finished_ring_remove(const QueueState *qstate, int32 queue_id,
+									   const FinishedBatch *batch, bool is_lost);
+extern void idemq_finished_ring_overflow_sent(const QueueState *qstate, int32 queue_id,
+											  const FinishedBatch *batch);
 
 /*
  * buckets.c

@@ -19,6 +19,9 @@
  * because the ring stays waiting until the worker has removed what it copied, and after that
  * the worker looks whether more has come.  A worker that starts looks at all rings.
  *
+ * A queue state may become another queue's while a session adds to its ring or the worker copies it.
+ * Therefore a ring knows its queue, and its functions do nothing for any other queue.
+ *
  * Memory: FINISHED_KEPT jobs per queue, 9 bytes each.  The arrays are a part of their own, so a
  * queue without notify_finished never touches theirs, and the kernel gives them no memory unless it
  * uses huge pages.
@@ -40,6 +43,8 @@
 typedef struct FinishedRing
 {
 	slock_t mutex;
+	Oid database; /* of the queue */
+	int32 queue_id;
 	bool unknown; /* jobs may have finished that nobody counted */
 	uint64 head;  /* jobs added so far */
 	uint64 tail;  /* of these, removed */
@@ -75,6 +80,13 @@ const ShmemPart idemq_finished_jobs_part = {.area = (void **) &finished_jobs,
 											.count = idemq_queue_count,
 											.lies_in = AREA_QUEUES};
 
+/* Returns whether a ring is that of a queue of this database; mutex held. */
+static bool
+finished_is_of(const FinishedRing *ring, int32 queue_id)
+{
+	return ring->queue_id == queue_id && ring->database == MyDatabaseId;
+}
+
 /* Returns whether there is something to send; mutex held. */
 static bool
 finished_is_waiting(const FinishedRing *ring)
@@ -82,13 +94,15 @@ finished_is_waiting(const FinishedRing *ring)
 	return ring->head != ring->tail || ring->lost > 0 || ring->unknown;
 }
 
-/* Empties the ring of a queue state that another queue gets. */
+/* Empties the ring of a queue state that this queue gets. */
 void
-idemq_finished_ring_reset(int qstate_index)
+idemq_finished_ring_reset(int qstate_index, Oid database, int32 queue_id)
 {
 	FinishedRing *ring = &finished_rings[qstate_index];
 
 	SpinLockAcquire(&ring->mutex);
+	ring->database = database;
+	ring->queue_id = queue_id;
 	ring->tail = ring->head;
 	ring->lost = 0;
 	ring->unknown = false;
@@ -115,7 +129,7 @@ idemq_finished_ring_add(QueueState *qstate, int32 queue_id, int64 job_id, JobSta
 {
 	FinishedRing *ring;
 	FinishedJobs *jobs;
-	bool is_first;
+	bool is_first = false;
 
 	qstate = idemq_qstate_current(qstate, queue_id);
 	if (qstate == NULL || !idemq_notify)
@@ -123,14 +137,17 @@ idemq_finished_ring_add(QueueState *qstate, int32 queue_id, int64 job_id, JobSta
 	ring = &finished_rings[idemq_qstate_index(qstate)];
 	jobs = &finished_jobs[idemq_qstate_index(qstate)];
 	SpinLockAcquire(&ring->mutex);
-	is_first = !finished_is_waiting(ring);
-	if (ring->head - ring->tail < FINISHED_KEPT)
+	if (likely(finished_is_of(ring, queue_id)))
 	{
-		jobs->ids[ring->head % FINISHED_KEPT] = job_id;
-		jobs->statuses[ring->head++ % FINISHED_KEPT] = (uint8) status;
+		is_first = !finished_is_waiting(ring);
+		if (ring->head - ring->tail < FINISHED_KEPT)
+		{
+			jobs->ids[ring->head % FINISHED_KEPT] = job_id;
+			jobs->statuses[ring->head++ % FINISHED_KEPT] = (uint8) status;
+		}
+		else
+			ring->lost++;
 	}
-	else
-		ring->lost++;
 	SpinLockRelease(&ring->mutex);
 	if (is_first)
 		idemq_worker_need_for_queue(qstate,
@@ -150,21 +167,21 @@ idemq_finished_ring_is_waiting(const QueueState *qstate)
 	return waiting;
 }
 
-/* Copies what there is to send; returns false if there is nothing. */
+/* Copies what a queue has to send; returns false if there is nothing. */
 bool
-idemq_finished_ring_copy(const QueueState *qstate, FinishedBatch *batch)
+idemq_finished_ring_copy(const QueueState *qstate, int32 queue_id, FinishedBatch *batch)
 {
 	FinishedRing *ring = &finished_rings[idemq_qstate_index(qstate)];
 	const FinishedJobs *jobs = &finished_jobs[idemq_qstate_index(qstate)];
 	bool waiting;
 
 	SpinLockAcquire(&ring->mutex);
-	waiting = finished_is_waiting(ring);
+	waiting = finished_is_of(ring, queue_id) && finished_is_waiting(ring);
 	batch->count = 0;
 	batch->until = ring->head;
 	batch->lost = ring->lost;
 	batch->unknown = ring->unknown;
-	for (uint64 n = ring->tail; n < ring->head; n++)
+	for (uint64 n = ring->tail; n < ring->head && waiting; n++)
 	{
 		batch->ids[batch->count] = jobs->ids[n % FINISHED_KEPT];
 		batch->statuses[batch->count++] = jobs->statuses[n % FINISHED_KEPT];
@@ -175,13 +192,14 @@ idemq_finished_ring_copy(const QueueState *qstate, FinishedBatch *batch)
 
 /* Removes the jobs that were copied; is_lost: their NOTIFY was refused, so an overflow counts them. */
 void
-idemq_finished_ring_remove(const QueueState *qstate, const FinishedBatch *batch, bool is_lost)
+idemq_finished_ring_remove(const QueueState *qstate, int32 queue_id, const FinishedBatch *batch,
+						   bool is_lost)
 {
 	FinishedRing *ring = &finished_rings[idemq_qstate_index(qstate)];
 
 	SpinLockAcquire(&ring->mutex);
-	/* Another queue may have got the queue state, whose reset has removed them. */
-	if (ring->tail < batch->until)
+	/* The queue may have lost its state, and got it again: then they are gone. */
+	if (finished_is_of(ring, queue_id) && ring->tail < batch->until)
 	{
 		if (is_lost)
 			ring->lost += batch->until - ring->tail;
@@ -192,13 +210,17 @@ idemq_finished_ring_remove(const QueueState *qstate, const FinishedBatch *batch,
 
 /* Takes away what an overflow has told. */
 void
-idemq_finished_ring_overflow_sent(const QueueState *qstate, const FinishedBatch *batch)
+idemq_finished_ring_overflow_sent(const QueueState *qstate, int32 queue_id,
+								  const FinishedBatch *batch)
 {
 	FinishedRing *ring = &finished_rings[idemq_qstate_index(qstate)];
 
 	SpinLockAcquire(&ring->mutex);
-	ring->lost -= Min(ring->lost, batch->lost);
-	if (batch->unknown)
-		ring->unknown = false;
+	if (finished_is_of(ring, queue_id))
+	{
+		ring->lost -= Min(ring->lost, batch->lost);
+		if (batch->unknown)
+			ring->unknown = false;
+	}
 	SpinLockRelease(&ring->mutex);
 }
