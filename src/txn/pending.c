@@ -58,6 +58,7 @@ typedef struct Action
 	bool transferred; /* of a claim: it has the permit of an attempt that this transaction ends */
 	bool once;		  /* of a claim: it is the attempt's end as well */
 	bool frees;		  /* of an end: the attempt was counted as running */
+	uint8 finished;	  /* JobStatus to announce of an end or a finish; 0: none */
 	EventKind event;  /* to NOTIFY */
 	union
 	{
@@ -190,12 +191,13 @@ idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, 
 /*
  * Notes that this transaction ends the lease of that token, and marks its entry.  The job may
  * be a parent.  A queue without a state has no marks (shared/groups/dependencies.c): then all
- * rows are read anew.  by_others: neither the worker nor anyone else with the token ends the attempt,
- * so the worker's process is told after the commit.
+ * rows are read anew.  announced: the status to announce after the commit, or NOT_ANNOUNCED.
+ * by_others: neither the worker nor anyone else with the token ends the attempt, so the worker's
+ * process is told after the commit.
  */
 void
 idemq_pending_note_end(QueueState *qstate, int32 queue_id, int64 job_id, int64 token,
-					   bool by_others)
+					   JobStatus announced, bool by_others)
 {
 	Action *action;
 
@@ -203,6 +205,7 @@ idemq_pending_note_end(QueueState *qstate, int32 queue_id, int64 job_id, int64 t
 		note_rows_once();
 	action = pending_note(ACTION_END, qstate, queue_id, job_id);
 	action->token = token;
+	action->finished = (uint8) announced;
 	idemq_transfer_reserve(queue_id);
 	action->frees = idemq_lease_begin_end(job_id, token);
 	if (by_others)
@@ -236,12 +239,12 @@ idemq_pending_note_event(QueueState *qstate, int32 queue_id, EventKind kind, int
 
 /* Notes that a job that had no lease is finished; like idemq_pending_note_end. */
 void
-idemq_pending_note_finished(QueueState *qstate, int32 queue_id, int64 job_id)
+idemq_pending_note_finished(QueueState *qstate, int32 queue_id, int64 job_id, JobStatus announced)
 {
 	if (qstate == NULL)
 		note_rows_once();
 	else
-		(void) pending_note(ACTION_FINISHED, qstate, queue_id, job_id);
+		pending_note(ACTION_FINISHED, qstate, queue_id, job_id)->finished = (uint8) announced;
 }
 
 /* Notes that a database may have the extension from now on. */
@@ -332,12 +335,18 @@ need_recovery(const Action *action)
 	idemq_qstate_need_recovery(action->qstate, action->queue_id);
 }
 
-/* A job has its result, or its attempt has ended: tells its children, and the sessions waiting. */
+/*
+ * A job has its result, or its attempt has ended: tells its children, the sessions waiting, and those
+ * who LISTEN.
+ */
 static void
 tell_of_end(const Action *action)
 {
 	idemq_dependency_finished(action->qstate, action->queue_id, action->job_id);
 	idemq_wake_for_result(action->job_id);
+	if (unlikely(action->finished != NOT_ANNOUNCED))
+		idemq_finished_ring_add(action->qstate, action->queue_id, action->job_id,
+								(JobStatus) action->finished);
 }
 
 static void
