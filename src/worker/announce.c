@@ -73,7 +73,6 @@ typedef struct QueueFinished
 	int32 queue_id;
 	int index;		  /* of the queue state */
 	bool is_known;	  /* the queue was found; otherwise it is still being created */
-	bool is_wanted;	  /* it has notify_finished */
 	bool is_overflow; /* the overflow is sent in this round, and the ids in the next one */
 	FinishedBatch batch;
 } QueueFinished;
@@ -225,8 +224,8 @@ idemq_announce_send(void)
 
 		CHECK_FOR_INTERRUPTS();
 		finished->is_known = idemq_queue_by_id(finished->queue_id, &queue);
-		finished->is_wanted = idemq_notify && finished->is_known && queue.notify_finished;
-		if (!finished->is_wanted)
+		/* What is not to be sent any more is taken off the ring as if it had been. */
+		if (!idemq_notify || !finished->is_known || !queue.notify_finished)
 			continue;
 		if (!is_checked)
 			check_queue_usage();
@@ -240,11 +239,10 @@ static void
 settle(const QueueFinished *finished, bool done)
 {
 	QueueState *qstate = finished->qstate;
-	bool discard = done && !finished->is_wanted;
 
-	if (!done || discard || !finished->is_overflow)
+	if (!done || !finished->is_overflow)
 		idemq_finished_ring_remove(qstate, finished->queue_id, &finished->batch, !done);
-	if (done && (discard || finished->is_overflow))
+	else
 		idemq_finished_ring_overflow_sent(qstate, finished->queue_id, &finished->batch);
 	put(&had_ids, finished->index,
 		done && !finished->is_overflow && idemq_finished_ring_is_waiting(qstate));
