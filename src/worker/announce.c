@@ -214,7 +214,6 @@ idemq_announce_send(void)
 	ListCell *lc;
 
 	IDEMQ_STOP("idemq_announce_begin");
-	next_round = idemq_mono_now() + Max(ROUND_PAUSE, idemq_notify_delay * INT64CONST(1000));
 	copy_finished();
 	IDEMQ_STOP("idemq_announce_send");
 	foreach(lc, announced)
@@ -255,6 +254,7 @@ settle(const QueueFinished *finished, bool done)
 void
 idemq_announce_ended(const QueueStateView *view, bool done)
 {
+	int64 pause = Max(ROUND_PAUSE, idemq_notify_delay * INT64CONST(1000));
 	bool all = true;
 	ListCell *lc;
 
@@ -273,7 +273,9 @@ idemq_announce_ended(const QueueStateView *view, bool done)
 	if (announce_context != NULL)
 		MemoryContextReset(announce_context);
 	if (!done)
-		next_round = Max(next_round, idemq_mono_now() + REFUSED_PAUSE);
+		pause = Max(pause, REFUSED_PAUSE);
 	else if (!all)
-		next_round = Max(next_round, idemq_mono_now() + UNSEEN_PAUSE);
+		pause = Max(pause, UNSEEN_PAUSE);
+	/* From here on: two rounds are that far apart, however long the first one took. */
+	next_round = idemq_mono_now() + pause;
 }

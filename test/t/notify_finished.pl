@@ -1,7 +1,7 @@
 # notify_finished: what the background worker tells about finished jobs, how often, and what becomes of notifications that
 # PostgreSQL refuses.
 # stops: idemq_announce_begin idemq_announce_send idemq_announce_ended
-# at least 40 assertions
+# at least 52 assertions
 
 use strict;
 use warnings FATAL => 'all';
