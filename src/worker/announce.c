@@ -73,7 +73,6 @@ typedef struct QueueFinished
 	int32 queue_id;
 	int index;		  /* of the queue state */
 	bool is_known;	  /* the queue was found; otherwise it is still being created */
-	bool is_wanted;	  /* it has notify_finished */
 	bool is_overflow; /* the overflow is sent in this round, and the ids in the next one */
 	FinishedBatch batch;
 } QueueFinished;
@@ -215,7 +214,6 @@ idemq_announce_send(void)
 	ListCell *lc;
 
 	IDEMQ_STOP("idemq_announce_begin");
-	next_round = idemq_mono_now() + Max(ROUND_PAUSE, idemq_notify_delay * INT64CONST(1000));
 	copy_finished();
 	IDEMQ_STOP("idemq_announce_send");
 	foreach(lc, announced)
@@ -225,8 +223,8 @@ idemq_announce_send(void)
 
 		CHECK_FOR_INTERRUPTS();
 		finished->is_known = idemq_queue_by_id(finished->queue_id, &queue);
-		finished->is_wanted = idemq_notify && finished->is_known && queue.notify_finished;
-		if (!finished->is_wanted)
+		/* What is not to be sent any more is taken off the ring as if it had been. */
+		if (!idemq_notify || !finished->is_known || !queue.notify_finished)
 			continue;
 		if (!is_checked)
 			check_queue_usage();
@@ -240,11 +238,10 @@ static void
 settle(const QueueFinished *finished, bool done)
 {
 	QueueState *qstate = finished->qstate;
-	bool discard = done && !finished->is_wanted;
 
-	if (!done || discard || !finished->is_overflow)
+	if (!done || !finished->is_overflow)
 		idemq_finished_ring_remove(qstate, finished->queue_id, &finished->batch, !done);
-	if (done && (discard || finished->is_overflow))
+	else
 		idemq_finished_ring_overflow_sent(qstate, finished->queue_id, &finished->batch);
 	put(&had_ids, finished->index,
 		done && !finished->is_overflow && idemq_finished_ring_is_waiting(qstate));
@@ -257,6 +254,7 @@ settle(const QueueFinished *finished, bool done)
 void
 idemq_announce_ended(const QueueStateView *view, bool done)
 {
+	int64 pause = Max(ROUND_PAUSE, idemq_notify_delay * INT64CONST(1000));
 	bool all = true;
 	ListCell *lc;
 
@@ -275,7 +273,9 @@ idemq_announce_ended(const QueueStateView *view, bool done)
 	if (announce_context != NULL)
 		MemoryContextReset(announce_context);
 	if (!done)
-		next_round = Max(next_round, idemq_mono_now() + REFUSED_PAUSE);
+		pause = Max(pause, REFUSED_PAUSE);
 	else if (!all)
-		next_round = Max(next_round, idemq_mono_now() + UNSEEN_PAUSE);
+		pause = Max(pause, UNSEEN_PAUSE);
+	/* From here on: two rounds are that far apart, however long the first one took. */
+	next_round = idemq_mono_now() + pause;
 }

@@ -1,7 +1,7 @@
 # notify_finished: what the background worker tells about finished jobs, how often, and what becomes of notifications that
 # PostgreSQL refuses.
 # stops: idemq_announce_begin idemq_announce_send idemq_announce_ended
-# at least 40 assertions
+# at least 52 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -29,10 +29,10 @@ sub heard_until
 		my $output = $listener->query('SELECT');
 
 		push @heard, [ $1, $2 ] while $output =~ /notification "([^"]*)" with payload "(.*)" received/mg;
-		last if grep { $_->[1] =~ $until } @heard;
+		return @heard if grep { $_->[1] =~ $until } @heard;
 		select undef, undef, undef, 0.02;
 	}
-	return @heard;
+	die "never heard: $until";
 }
 
 # Returns the payloads that came before a job of queue gate was announced, which finishes now.  A round tells the news of all
@@ -251,8 +251,12 @@ is_heard(finished('second', cancelled => \@ids), 'a queue that is dropped with i
 # idemq.notify.
 $node->append_conf('postgresql.conf', 'idemq.notify = off');
 reload_worker($node);
+worker_pid($node);
+$runs = sql($node, "SELECT runs FROM idemq.maintenance_tasks WHERE task = 'announce'");
 @ids = jobs(1);
 sql($node, $all);
+worker_pid($node);
+is_sql($node, "SELECT runs FROM idemq.maintenance_tasks WHERE task = 'announce'", $runs, 'idemq.notify = off: the worker has nothing to do');
 $node->append_conf('postgresql.conf', 'idemq.notify = on');
 reload_worker($node);
 is_heard('', 'idemq.notify = off');
