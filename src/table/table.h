@@ -683,6 +683,7 @@ extern bool idemq_jobs_is_free(const Job *job);
 extern bool idemq_jobs_lets_delete(const Job *job);
 extern bool idemq_jobs_is_outdated(JobsTable *table, const Job *job);
 extern bool idemq_jobs_is_own(const Job *job);
+extern bool idemq_jobs_is_held_here(const Job *job);
 extern bool idemq_jobs_fetch_before(JobsTable *table, int64 id, Job *job);
 extern bool idemq_jobs_fetch_deleted(JobsTable *table, int64 id, Job *job);
 extern bool idemq_jobs_is_mine(const Job *job);

@@ -133,6 +133,8 @@ export class Attempt {
   leaseSession;
   /** Whether its lease was lost at the last check. */
   lost = false;
+  /** Whether its handler has ended it through SQL, so that it has no lease any more. The handler continues. */
+  endedItself = false;
 
   /**
    * @param {any} row of a claim @param {string} queue

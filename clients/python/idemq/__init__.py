@@ -30,6 +30,7 @@ from ._arguments import (
 from ._cluster import ClusterRun
 from ._declare import Ensured, ensure_handler, ensure_queue, ensure_topic
 from ._executors import AsyncExecutor, AsyncTransactionExecutor, Executor, ThreadExecutor, ThreadTransactionExecutor
+from ._finished import FinishedJob, Overflow, finished_jobs, finished_jobs_async
 from ._flows import (
     CancelledJobs,
     Flow,
@@ -90,6 +91,7 @@ __all__ = [
     "Ensured",
     "Event",
     "Failure",
+    "FinishedJob",
     "Flow",
     "GraphJob",
     "HoldBack",
@@ -101,6 +103,7 @@ __all__ = [
     "KeyReused",
     "NoSuchJob",
     "NoSuchQueue",
+    "Overflow",
     "Parent",
     "Published",
     "QueueFull",
@@ -124,6 +127,8 @@ __all__ = [
     "ensure_handler",
     "ensure_queue",
     "ensure_topic",
+    "finished_jobs",
+    "finished_jobs_async",
     "flow",
     "pause_group",
     "publish",

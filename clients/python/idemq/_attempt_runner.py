@@ -94,7 +94,10 @@ _RELEASE_MANY = "SELECT outcome::text FROM idemq.release_many(%s, %s)"
 _TRY_COMMIT = "SELECT idemq.try_commit(%s, %s, %s::jsonb)::text"
 _ASSERT_CURRENT = "SELECT idemq.assert_current(%s, %s)::text"
 _AWAIT_OUTCOME = "SELECT outcome FROM idemq.await_event(%s, %s, %s, %s::interval)"  # without the payload, which Python may be unable to decode
-_STATUS = "SELECT status::text, attempt FROM idemq.job(%s)"
+_ENDED_BY_TOKEN = "(a.outcome IN ('failed', 'committed') OR (a.outcome = 'released' AND a.error IS NULL))"
+"""Whether an attempt was ended by a call with its token.  If the lease was revoked, the error says so."""
+_STATUS = f"""SELECT j.status::text, j.attempt, (SELECT a.outcome FROM idemq.attempts a WHERE a.job_id = j.id AND a.token = %s AND {_ENDED_BY_TOKEN})
+    FROM idemq.job(%s) j"""
 
 
 def _reason(execution: Execution, error: BaseException) -> str:
@@ -110,6 +113,8 @@ class _JobNow(NamedTuple):
     status: str
     by_this_attempt: bool
     """Whether no other attempt has begun since."""
+    own: Optional[str]
+    """How an attempt without a transaction has ended itself: failed, released or committed.  None if it has not."""
 
 
 class _ToCommit(NamedTuple):
@@ -591,10 +596,10 @@ class AttemptRunner:
         if outcome != "stale":
             return None
         try:
-            rows = await self.within(self._control.ask(_STATUS, (job.id,)), _links.ANSWER_TIMEOUT)
+            rows = await self.within(self._control.ask(_STATUS, (job.token, job.id)), _links.ANSWER_TIMEOUT)
         except (AnswerLost, psycopg.Error, asyncio.TimeoutError):
             return None
-        return _JobNow(rows[0][0], rows[0][1] == job.attempt) if rows else None
+        return _JobNow(rows[0][0], rows[0][1] == job.attempt, None if self._transacts else rows[0][2]) if rows else None
 
     def _report_failure(
         self, job: BaseJob, outcome: str, text: str, error: Optional[BaseException], now: Optional[_JobNow] = None
@@ -910,6 +915,9 @@ class AttemptRunner:
     async def _report_not_committed(self, job: BaseJob, outcome: str) -> None:
         now = await self._job_after(job, outcome)
         self._record_outcome(job, _ended_as(outcome, now))
+        if now is not None and now.own is not None:
+            log.info("%s %d: the handler has ended the attempt itself (%s)", self.options.queue, job.id, now.own)
+            return
         log.warning(
             "%s %d: the handler finished successfully, but the lease was lost, so the job was not committed (%s)",
             self.options.queue, job.id, outcome if now is None else f"{outcome}; the job is {now.status}",
@@ -957,7 +965,11 @@ class AttemptRunner:
 
 def _ended_as(outcome: str, now: Optional[_JobNow]) -> str:
     """The outcome of an attempt that the server has called stale."""
-    return "dead" if now is not None and now.status == "dead" and now.by_this_attempt else outcome
+    if now is not None and now.status == "dead" and now.by_this_attempt:
+        return "dead"
+    if now is not None and now.own is not None:
+        return "retrying" if now.own == "failed" else now.own
+    return outcome
 
 
 def _check_readable(job: BaseJob) -> None:

@@ -53,6 +53,10 @@ LISTEN_AFTER = 0.01
 
 _HEARTBEAT = "SELECT token, outcome::text FROM idemq.heartbeat_many(%s, %s, %s::interval, end_waits => '{}')"
 _END_WAIT = "SELECT token, outcome::text FROM idemq.heartbeat_many('{}', '{}', NULL, end_waits => ARRAY[%s::int])"
+_ENDED_THEMSELVES = f"""SELECT s.token FROM unnest(%s::bigint[], %s::bigint[]) AS s (id, token)
+    WHERE EXISTS (SELECT FROM idemq.attempts a WHERE a.job_id = s.id AND a.token = s.token AND {_attempt_runner._ENDED_BY_TOKEN})
+    OR EXISTS (SELECT FROM idemq.jobs j WHERE j.id = s.id AND j.token = s.token AND j.status = 'completed')"""
+"""Of attempts that a heartbeat calls stale: those that have ended themselves."""
 _WAIT = "CALL idemq.wait(%s, %s)"
 _SETTINGS = "SELECT extract(epoch FROM job_timeout)::float8 FROM idemq.queues WHERE name = %s"
 
@@ -448,15 +452,34 @@ class Run(AttemptRunner):
             return
         asked_at = time.monotonic()
         values = [job.id for job in jobs], [job.token for job in jobs], interval(self.options.lease)
+        stale: list[BaseJob] = []
         for token, outcome in await self._control.ask(_HEARTBEAT, values):
             job = self._leased.get(token)
             if job is None:
                 continue  # the attempt has ended meanwhile
             if outcome == "current":
                 job._renew_lease(asked_at)
+            elif outcome == "stale":
+                stale.append(job)
             else:
                 job._being_cancelled = outcome == "cancelled"
                 self._lose_lease(job, {"expired": "time", "cancelled": "cancelled"}.get(outcome, "lost"))
+        if stale:
+            await self._lose_stale(stale)
+
+    async def _lose_stale(self, jobs: Sequence[BaseJob]) -> None:
+        """Ends attempts that the server calls stale.  A handler that has ended its attempt itself, through SQL, continues, unless
+        it has a transaction, which can only be rolled back."""
+        ended: set[int] = set()
+        if not self._transacts:
+            ended = {token for (token,) in await self._control.ask(_ENDED_THEMSELVES, ([job.id for job in jobs], [job.token for job in jobs]))}
+        for job in jobs:
+            if job.token in ended:
+                if self._leased.pop(job.token, None) is not None:
+                    job._lease_until = math.inf
+            elif job.token in self._leased:
+                job._being_cancelled = False
+                self._lose_lease(job, "lost")
 
     def _lose_lease(self, job: BaseJob, why: str) -> None:
         self._leased.pop(job.token, None)
