@@ -1,7 +1,7 @@
 # Flows that grow, with the background worker: an added parent is waited for after a look that has seen an earlier end of
 # the running job, after PREPARE TRANSACTION, after a crash, and not when the transaction that added it was killed.
 # stops: idemq_dependency_watch looks_are_over
-# at least 29 assertions
+# at least 31 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -112,6 +112,17 @@ $asks->();
 is(answer({ session => $adder }), 'added', 'and the page is added');
 leave($adder);
 
+# ---- A page that fails after it was checked, and before it is visible as a parent
+
+flow('failing');
+my $session = session($node);
+$session->query("BEGIN; SELECT grow('failing list', 'failing sum', 'failing a')");
+sql($node, "SELECT idemq.cancel(id_of('failing a'))");
+is_sql($node, "SELECT status('failing sum')", 'blocked', 'the end of the page leads to no child');
+$session->query('COMMIT');
+leave($session);
+status_soon('failing sum', 'cancelled', 'the commit does, though the list still runs');
+
 # ---- A prepared transaction
 
 flow('prepared');
@@ -131,7 +142,7 @@ status_soon('undone sum', 'pending', 'ROLLBACK PREPARED: the sum does not wait f
 
 flow('killed');
 flow('crash');
-my $session = session($node);
+$session = session($node);
 $session->query("BEGIN; SELECT grow('killed list', 'killed sum', 'killed a'); SELECT done('killed list')");
 sql($node, "SELECT pg_terminate_backend($session->{backend})");
 is_soon($node, "SELECT count(*) FROM pg_stat_activity WHERE pid = $session->{backend}", 0, 'the session has ended');
