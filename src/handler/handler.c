@@ -1,7 +1,7 @@
 /*
  * handler/handler.c
- *		The main loop of a handler process, a background worker that runs the jobs of one queue.  The
- *		worker of the database starts it (worker/handle.c), connected as the handler's role.
+ *		The main loop of a handler process, a background worker that runs the jobs of one queue.
+ *		The worker of the database starts it (worker/handle.c), connected as the handler's role.
  *
  *		claim jobs; if there are none, sleep until the queue has some
  *		run the claimed jobs, in transactions of one or more; the last of these claims again
@@ -16,20 +16,21 @@
  *
  * The process ends if it finds no job for max_idle, after MAX_JOBS jobs or MAX_AGE, if the handler
  * has changed or may no longer run, and if it is asked to end, so that another handler can run or
- * a command can use the database exclusively.  It then releases the claimed jobs that have not begun.
+ * a command can use the database exclusively.  It then releases the claimed jobs that have not
+ * begun.
  *
- * SIGTERM, sent by a shutdown or by pg_terminate_backend, ends the process even while a job runs.  Its
- * before_shmem_exit callback rolls back the transaction and releases the job, but the third time
- * in a row that this happens to a job, the job has failed.  A job has also failed if it ends the process
- * in another way: through a FATAL error, or because its function has caught the cancellation by
- * job_timeout.  If the callback cannot write, or the server crashes, the lease ends with the process,
- * because it is attached, and the job is retried (job/reap.c).
+ * SIGTERM, sent by a shutdown or by pg_terminate_backend, ends the process even while a job runs.
+ * Its before_shmem_exit callback rolls back the transaction and releases the job, but the third
+ * time in a row that this happens to a job, the job has failed.  A job has also failed if it ends
+ * the process in another way: through a FATAL error, or because its function has caught the
+ * cancellation by job_timeout.  If the callback cannot write, or the server crashes, the lease
+ * ends with the process, because it is attached, and the job is retried (job/reap.c).
  *
- * If the postmaster dies, the process ends where it sleeps, or before its next job.  Until then, the
- * server cannot start again.
+ * If the postmaster dies, the process ends where it sleeps, or before its next job.  Until then,
+ * the server cannot start again.
  *
- * An error outside of a job, that is, in a claim, ends the process, and delays the start of the next
- * one.  After 40P01, the claim is repeated a few times first.  40001 cannot occur (run.c).
+ * An error outside of a job, that is, in a claim, ends the process, and delays the start of the
+ * next one.  After 40P01, the claim is repeated a few times first.  40001 cannot occur (run.c).
  */
 #include "postgres.h"
 
@@ -85,8 +86,8 @@ static bool leaving = false;
 static volatile int running_count = 0;
 
 /*
- * Leaves the set of waiters.  If a commit has signalled this process, and it has claimed no job since,
- * passes the signal on to another waiter.
+ * Leaves the set of waiters.  If a commit has signalled this process, and it has claimed no job
+ * since, passes the signal on to another waiter.
  */
 static void
 handler_leave(bool has_claimed)
@@ -98,7 +99,9 @@ handler_leave(bool has_claimed)
 		(void) idemq_waiters_wake(waiters, 1);
 }
 
-/* Joins the waiters of the queue: from now on, a job that becomes ready sets this process's latch. */
+/*
+ * Joins the waiters of the queue: from now on, a job that becomes ready sets this process's latch.
+ */
 static void
 handler_join(void)
 {
@@ -111,8 +114,9 @@ handler_join(void)
 }
 
 /*
- * before_shmem_exit callback: ends the attempts of all claimed jobs.  If the postmaster has died, it
- * does nothing, because the server has crashed, and recovers the jobs when it starts (job/recover.c).
+ * before_shmem_exit callback: ends the attempts of all claimed jobs.  If the postmaster has died,
+ * it does nothing, because the server has crashed, and recovers the jobs when it starts
+ * (job/recover.c).
  */
 static void
 settle_at_exit(int code, Datum arg)
@@ -134,7 +138,9 @@ settle_at_exit(int code, Datum arg)
 		return;
 	running_count = 0;
 	AbortOutOfAnyTransaction();
-	/* The job whose function was running is responsible; if none was, all jobs of the transaction. */
+	/*
+	 * The job whose function was running is responsible; if none was, all jobs of the transaction.
+	 */
 	for (int i = 0; i < count; i++)
 	{
 		ClaimedJob *job = &claimed->jobs[claimed->next + i];
@@ -160,9 +166,9 @@ between_jobs(void)
 /*
  * Removes what a handler's function may have left in the session: settings, temporary tables,
  * advisory locks, cursors, prepared statements and the state of currval.  (run.c calls UNLISTEN.)
- * DISCARD ALL would also end attached leases, and is slower: this function does not touch the catalogs
- * if there is nothing to remove.  Returns false if the session has become another role's; the
- * process must then end.
+ * DISCARD ALL would also end attached leases, and is slower: this function does not touch the
+ * catalogs if there is nothing to remove.  Returns false if the session has become another role's;
+ * the process must then end.
  */
 static bool
 reset_session(void)
@@ -225,7 +231,9 @@ run_next(void)
 	{
 		jobs_done += idemq_handler.done;
 		idemq_handler_note(idemq_handler.key, idemq_handler.done, 0, NULL);
-		/* Only crashes in a row count.  If the handler's row is locked, the next job tries again. */
+		/*
+		 * Only crashes in a row count.  If the handler's row is locked, the next job tries again.
+		 */
 		if (idemq_handler.info.crashes > 0)
 		{
 			Datum value = Int32GetDatum(idemq_handler.key.queue_id);
@@ -276,8 +284,8 @@ handler_claim(void)
 }
 
 /*
- * Sleeps until a claim returns jobs, at most for max_idle.  Returns false if the process must end.  It
- * joins the waiters before each claim, so a job that becomes ready after the claim wakes it
+ * Sleeps until a claim returns jobs, at most for max_idle.  Returns false if the process must end.
+ * It joins the waiters before each claim, so a job that becomes ready after the claim wakes it
  * (shared/waiters/wake.c).
  */
 static bool

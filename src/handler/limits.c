@@ -13,8 +13,8 @@
  * function as well.  The job is then released (handler/settle.c); if it has been cancelled by then,
  * the release changes nothing.
  *
- * All of this applies only during the call of the function.  Otherwise, a cancellation during COMMIT
- * could end the wait for a synchronous standby.
+ * All of this applies only during the call of the function.  Otherwise, a cancellation during
+ * COMMIT could end the wait for a synchronous standby.
  */
 #include "postgres.h"
 
@@ -108,8 +108,9 @@ idemq_handler_limits_begin(void)
 }
 
 /*
- * Call this immediately before a job's function.  length: its job_timeout in microseconds; 0 means no
- * limit.  If another session is already cancelling the job, the function is interrupted at once.
+ * Call this immediately before a job's function.  length: its job_timeout in microseconds; 0 means
+ * no limit.  If another session is already cancelling the job, the function is interrupted at
+ * once.
  */
 void
 idemq_handler_limit_start(int64 length, int64 job_id, int64 token)
@@ -144,9 +145,9 @@ idemq_handler_limit_stop(void)
 }
 
 /*
- * Lowers lock_timeout to IDEMQ_LOCK_PATIENCE until the end of the transaction (GUC_ACTION_LOCAL) or
- * of the GUC nesting level (GUC_ACTION_SAVE).  While this process waited for a lock, no other handler
- * could use it.
+ * Lowers lock_timeout to IDEMQ_LOCK_PATIENCE until the end of the transaction (GUC_ACTION_LOCAL)
+ * or of the GUC nesting level (GUC_ACTION_SAVE).  While this process waited for a lock, no other
+ * handler could use it.
  */
 void
 idemq_handler_limit_waits(GucAction action)

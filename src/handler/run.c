@@ -15,21 +15,22 @@
  *
  * The effects, the ends of the attempts and the next claim therefore share one flush.  Each job is
  * committed before the function is called for the next one, so the jobs run as if each had its own
- * transaction.  A function may end the attempt of a later job of the batch, which is then skipped.  If
- * a function ends the attempt of its own job, with commit, fail or release, the job stays that way.
+ * transaction.  A function may end the attempt of a later job of the batch, which is then skipped.
+ * If a function ends the attempt of its own job, with commit, fail or release, the job stays that
+ * way.
  *
- * There are no subtransactions.  If anything raises an error, even COMMIT, then everything is rolled
- * back, including the claim, and handler/handler.c decides what to do next.
+ * There are no subtransactions.  If anything raises an error, even COMMIT, then everything is
+ * rolled back, including the claim, and handler/handler.c decides what to do next.
  *
- * Claims are attached, so the leases end with the process.  A lease lasts for the queue's max_lease,
- * so no heartbeats are needed: job_timeout limits how long a job may run.  While the jobs of one claim
- * run, the same transaction makes the next claim, so there are two ClaimedJobs, which are exchanged
- * after the commit.  If the transaction is rolled back, the next claim overwrites what this one
- * has claimed.
+ * Claims are attached, so the leases end with the process.  A lease lasts for the queue's
+ * max_lease, so no heartbeats are needed: job_timeout limits how long a job may run.  While the
+ * jobs of one claim run, the same transaction makes the next claim, so there are two ClaimedJobs,
+ * which are exchanged after the commit.  If the transaction is rolled back, the next claim
+ * overwrites what this one has claimed.
  *
- * A function in C may call LISTEN, which PostgreSQL otherwise refuses in a background process.  Its
- * channels are removed in the same transaction.  Everything else that a function leaves behind in the
- * session is removed by handler/handler.c, after the transaction.
+ * A function in C may call LISTEN, which PostgreSQL otherwise refuses in a background process.
+ * Its channels are removed in the same transaction.  Everything else that a function leaves behind
+ * in the session is removed by handler/handler.c, after the transaction.
  */
 #include "postgres.h"
 
@@ -134,8 +135,8 @@ idemq_handler_commit(void)
 
 /*
  * Checks that the handler has not changed since it was read, and that it may still run.  Returns
- * RUN_DONE, and its function and queue, if so; otherwise RUN_LEAVE.  If the handler may not run, the
- * reason is recorded for idemq.handlers.  Call it in a transaction.
+ * RUN_DONE, and its function and queue, if so; otherwise RUN_LEAVE.  If the handler may not run,
+ * the reason is recorded for idemq.handlers.  Call it in a transaction.
  */
 RunResult
 idemq_handler_check(HandlerTarget *target, QueueInfo *queue)
@@ -178,8 +179,8 @@ run_compare_ids(const void *a, const void *b)
 
 /*
  * Locks the rows of jobs, in id order, so that two transactions never deadlock.  If another
- * transaction holds a row, for example to cancel the job, the lease is handed over to the reaper: to
- * wait could take hours, during which no other handler could use this process.
+ * transaction holds a row, for example to cancel the job, the lease is handed over to the reaper:
+ * to wait could take hours, during which no other handler could use this process.
  */
 static void
 run_lock(ClaimedJob *jobs, int count)
@@ -208,9 +209,9 @@ run_lock(ClaimedJob *jobs, int count)
 }
 
 /*
- * Calls the function for a job, and returns its result; *isnull: the function has no result.  in_batch:
- * the transaction runs several jobs, so the settings that the function changes are restored after
- * the call, before the next job.
+ * Calls the function for a job, and returns its result; *isnull: the function has no result.
+ * in_batch: the transaction runs several jobs, so the settings that the function changes are
+ * restored after the call, before the next job.
  */
 static Datum
 run_call(FmgrInfo *function, const HandlerTarget *target, const ClaimedJob *job,
@@ -343,7 +344,8 @@ run_claim(const QueueInfo *queue)
 /*
  * Runs jobs in a transaction.  If claim is true, it also claims the next jobs, which are in
  * idemq_handler.claimed after the commit.  If count is 0, the transaction only claims.  Returns
- * RUN_DONE if the transaction has committed.  After RUN_FAILED, *error is the error that was raised.
+ * RUN_DONE if the transaction has committed.  After RUN_FAILED, *error is the error that was
+ * raised.
  */
 RunResult
 idemq_handler_run(ClaimedJob *jobs, int count, bool claim, ErrorData **error)

@@ -15,8 +15,9 @@
  * its details.
  *
  * The effects of the job have been rolled back, and the attempt ends in its own transaction.  This
- * transaction does not wait for another session that holds the job's row.  Instead, it hands the lease
- * over to the reaper (job/reap.c), which then knows that the attempt has failed, but not why.
+ * transaction does not wait for another session that holds the job's row.  Instead, it hands the
+ * lease over to the reaper (job/reap.c), which then knows that the attempt has failed, but not
+ * why.
  */
 #include "postgres.h"
 
@@ -163,8 +164,8 @@ idemq_handler_met_another(const ErrorData *error)
 }
 
 /*
- * Ends the attempt of a job whose transaction was rolled back because of an error.  Returns false if
- * the job must run again at once; the attempt then continues.
+ * Ends the attempt of a job whose transaction was rolled back because of an error.  Returns false
+ * if the job must run again at once; the attempt then continues.
  */
 bool
 idemq_handler_settle_failed(ClaimedJob *job, ErrorData *error)
@@ -209,10 +210,10 @@ idemq_handler_settle_failed(ClaimedJob *job, ErrorData *error)
 }
 
 /*
- * Ends the attempt of a claimed job because the process exits.  text NULL: the job has not begun, so it
- * is released as if it had not been claimed.  Otherwise text is the error: the job has failed, unless
- * terminated is true (SIGTERM).  Then it is released, but the third time in a row it fails
- * (job/finish.c).  Returns whether it has failed.
+ * Ends the attempt of a claimed job because the process exits.  text NULL: the job has not begun,
+ * so it is released as if it had not been claimed.  Otherwise text is the error: the job has
+ * failed, unless terminated is true (SIGTERM).  Then it is released, but the third time in a row
+ * it fails (job/finish.c).  Returns whether it has failed.
  */
 bool
 idemq_handler_end_at_exit(ClaimedJob *job, bool terminated, const char *text)

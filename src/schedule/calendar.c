@@ -15,7 +15,10 @@
 #include "base/base.h"
 #include "schedule/schedule.h"
 
-/* If the clock was set back by at most this time, ticks wait; sql/parts/80_schedules.sql has it, too. */
+/*
+ * If the clock was set back by at most this time, ticks wait; sql/parts/80_schedules.sql has it,
+ * too.
+ */
 #define CLOCK_STEP (10 * USECS_PER_MINUTE)
 
 /* A failed tick is tried again after this time, unless the next tick comes earlier. */
@@ -149,8 +152,8 @@ read_stored(FunctionCallInfo fcinfo, Calendar *calendar)
 }
 
 /*
- * Finds the tick that is due, which is the last one in (done_until, now], or else the next one.  Returns
- * false if there is neither.
+ * Finds the tick that is due, which is the last one in (done_until, now], or else the next one.
+ * Returns false if there is neither.
  */
 static bool
 find_run(const Calendar *calendar, TimestampTz done_until, TimestampTz now, TimestampTz *tick)
@@ -163,8 +166,8 @@ find_run(const Calendar *calendar, TimestampTz done_until, TimestampTz now, Time
 }
 
 /*
- * next_run(cron, time_zone, done_until) -> the tick that is due, or else the next one; NULL if there is
- * neither, or if an argument is invalid.
+ * next_run(cron, time_zone, done_until) -> the tick that is due, or else the next one; NULL if
+ * there is neither, or if an argument is invalid.
  */
 SQL_FUNCTION(idemq_sql_next_run)
 {
@@ -177,7 +180,9 @@ SQL_FUNCTION(idemq_sql_next_run)
 	PG_RETURN_TIMESTAMPTZ(tick);
 }
 
-/* interval_seconds(cron) -> the length of an interval in seconds; NULL if cron is not an interval. */
+/*
+ * interval_seconds(cron) -> the length of an interval in seconds; NULL if cron is not an interval.
+ */
 SQL_FUNCTION(idemq_sql_interval_seconds)
 {
 	char error[CRON_MAX_ERROR];

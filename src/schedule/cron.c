@@ -3,25 +3,26 @@
  *		Parses the expressions of schedules: cron expressions and intervals.  Pure functions, which
  *		can be tested without a server.
  *
- * A cron expression is what Vixie cron reads: five fields (minute, hour, day of month, month and day of
- * week, where 0 and 7 are Sunday), or @hourly and similar names.  A field is a list of *, numbers and
- * ranges, with optional steps; months and days of the week also have names.  If both fields of days
- * are restricted, that is, if neither begins with *, then a day needs to match only one of them.
+ * A cron expression is what Vixie cron reads: five fields (minute, hour, day of month, month and
+ * day of week, where 0 and 7 are Sunday), or @hourly and similar names.  A field is a list of *,
+ * numbers and ranges, with optional steps; months and days of the week also have names.  If both
+ * fields of days are restricted, that is, if neither begins with *, then a day needs to match only
+ * one of them.
  *
  * The parser is stricter than Vixie cron where that accepts what cannot be meant: a step must fit
  * into its field.  So "*" + "/90 * * * *" is an error, while Vixie cron takes it for once per hour.
  *
  * An interval consists of the word every, a whole number and a unit, with blanks between them:
- * "every 10 s", "every 5 min", "every 12 h".  Only the unit names in the table below are allowed, and
- * an interval lasts from one second to one day.  We are strict because a mistake in a schedule is
- * noticed late: "every 5 m" might mean minutes or months, and it is hard to tell from a calendar when
- * "every 1.5 h" ticks.
+ * "every 10 s", "every 5 min", "every 12 h".  Only the unit names in the table below are allowed,
+ * and an interval lasts from one second to one day.  We are strict because a mistake in a schedule
+ * is noticed late: "every 5 m" might mean minutes or months, and it is hard to tell from a
+ * calendar when "every 1.5 h" ticks.
  *
- * The ticks of an interval are its whole multiples since 1970-01-01 00:00 UTC.  Like the ticks of a
- * cron expression, they depend only on the expression, and not on when the schedule was created or on
- * earlier ticks.  That is why the same tick has the same key on every server, and why the ticks of
- * "every 7 s" do not restart at midnight.  An interval has no time zone, because local time would
- * only determine where the multiples start.
+ * The ticks of an interval are its whole multiples since 1970-01-01 00:00 UTC.  Like the ticks of
+ * a cron expression, they depend only on the expression, and not on when the schedule was created
+ * or on earlier ticks.  That is why the same tick has the same key on every server, and why the
+ * ticks of "every 7 s" do not restart at midnight.  An interval has no time zone, because local
+ * time would only determine where the multiples start.
  *
  * Case does not matter in either form.
  */

@@ -6,16 +6,18 @@
  * Where the local clock jumps (at the start and end of daylight saving time), we do what Vixie cron
  * documents, but define it exactly:
  *
- *		fixed hours ("30 2 * * *", any field of hours but *): one tick per matching local time and day.
+ *		fixed hours ("30 2 * * *", any field of hours but *): one tick per matching local time and
+ *		day.
  *			If the clock skips a time, its tick is at the instant of the jump; several skipped
  *			times make one tick.  If the clock shows a time twice, only the first counts.
- *		every hour ("30 * * * *", "*" + "/10 * * * *"): ticks follow the minutes that the clock shows.
+ *		every hour ("30 * * * *", "*" + "/10 * * * *"): ticks follow the minutes that the clock
+ *		shows.
  *			A minute that the clock skips has no tick, and a minute that it shows twice has two, so
  *			the time between ticks does not change.
  *
- * Ticks are searched for one local day at a time.  If the clock falls back over midnight, a day may have
- * ticks before those of the previous day.  Therefore, when a tick has been found, the next day in the
- * direction of the search is searched as well.
+ * Ticks are searched for one local day at a time.  If the clock falls back over midnight, a day
+ * may have ticks before those of the previous day.  Therefore, when a tick has been found, the
+ * next day in the direction of the search is searched as well.
  */
 #include "postgres.h"
 
@@ -70,8 +72,8 @@ search_consider(Search *search, pg_time_t instant)
 }
 
 /*
- * Fills in the segments around a local day, whose midnight is given as if it were UTC; returns how many
- * there are.
+ * Fills in the segments around a local day, whose midnight is given as if it were UTC; returns how
+ * many there are.
  */
 static int
 read_segments(pg_tz *zone, pg_time_t midnight, Segment *segments)
@@ -100,7 +102,9 @@ read_segments(pg_tz *zone, pg_time_t midnight, Segment *segments)
 	return n;
 }
 
-/* Considers the instants at which the local clock shows a time, which is given as if it were UTC. */
+/*
+ * Considers the instants at which the local clock shows a time, which is given as if it were UTC.
+ */
 static void
 consider_local(Search *search, const Segment *segments, int n, pg_time_t local, bool every_hour)
 {
@@ -174,8 +178,8 @@ local_day(pg_time_t instant, pg_tz *zone)
 }
 
 /*
- * Searches local days (Julian days), in the direction of the search, until one day after it has found
- * a tick.  Returns whether it has found one.
+ * Searches local days (Julian days), in the direction of the search, until one day after it has
+ * found a tick.  Returns whether it has found one.
  */
 static bool
 search_days(Search *search, int from, int to)
@@ -233,8 +237,8 @@ round_down(pg_time_t instant, int every)
 }
 
 /*
- * Finds the first tick after a time.  Returns false if there is none within 41 years, or before the year
- * 9999.
+ * Finds the first tick after a time.  Returns false if there is none within 41 years, or before
+ * the year 9999.
  */
 bool
 idemq_cron_next(const Cron *cron, pg_tz *zone, TimestampTz after, TimestampTz *tick)

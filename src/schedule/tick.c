@@ -7,24 +7,25 @@
  * (sql/parts/80_schedules.sql).
  *
  * The worker keeps in its memory when each schedule is due.  It reads all schedules when one has
- * changed (a statement trigger tells it), and at least once per minute while there are any, so that
- * it notices a change of the wall clock.  In between, each run returns when the schedules that ran
- * are due again.  The cost of a second therefore depends on the number of ticks in that second, not
- * on the number of schedules.  A run also returns the new TIDs (ctid) of the rows, where the next run
- * looks for them.  A search by name would visit all dead versions of a row, and while an old snapshot
- * keeps these, a row that is updated every second gets one more each second.  None of this is stored:
- * the ticks of a schedule follow from its expression, and its row contains the time up to which they
- * are done.  If a worker starts after an outage, the last tick of each schedule is due.
+ * changed (a statement trigger tells it), and at least once per minute while there are any, so
+ * that it notices a change of the wall clock.  In between, each run returns when the schedules
+ * that ran are due again.  The cost of a second therefore depends on the number of ticks in that
+ * second, not on the number of schedules.  A run also returns the new TIDs (ctid) of the rows,
+ * where the next run looks for them.  A search by name would visit all dead versions of a row, and
+ * while an old snapshot keeps these, a row that is updated every second gets one more each second.
+ * None of this is stored: the ticks of a schedule follow from its expression, and its row contains
+ * the time up to which they are done.  If a worker starts after an outage, the last tick of each
+ * schedule is due.
  *
  * The worker runs up to TICK_BATCH due schedules in one subtransaction.  If one of them fails, the
  * whole batch is rolled back, and each schedule then runs in its own subtransaction, so that a
- * failed tick does not roll back others.  A schedule whose last tick failed will probably fail again,
- * so it runs by itself from the start, after the others.  It is tried again with its next tick, or
- * after a minute if that is earlier (schedule/calendar.c).  The same applies to a schedule whose row
- * is locked by another session.
+ * failed tick does not roll back others.  A schedule whose last tick failed will probably fail
+ * again, so it runs by itself from the start, after the others.  It is tried again with its next
+ * tick, or after a minute if that is earlier (schedule/calendar.c).  The same applies to a
+ * schedule whose row is locked by another session.
  *
- * The statement trigger does not tell the worker of its own writes.  Another driver may run at the same
- * time; one of the two then skips the row of a schedule.
+ * The statement trigger does not tell the worker of its own writes.  Another driver may run at the
+ * same time; one of the two then skips the row of a schedule.
  */
 #include "postgres.h"
 
@@ -256,8 +257,9 @@ idemq_tick_overdue(TimestampTz by)
 }
 
 /*
- * Task "tick": reads the schedules if necessary, and runs a batch of those that are due.  If there is
- * no batch to run, it runs schedules that run alone, at least one, until its time slice is over.
+ * Task "tick": reads the schedules if necessary, and runs a batch of those that are due.  If there
+ * is no batch to run, it runs schedules that run alone, at least one, until its time slice is
+ * over.
  */
 void
 idemq_tick_some(void)
@@ -325,9 +327,9 @@ tick_transaction_commit(void)
  * tick(); 2D000.  Runs each schedule that is due in its own transaction, so that a failure does not
  * roll back other ticks.  Afterwards, it raises the first failure, with its SQLSTATE.
  *
- * The procedure runs as its caller and ends transactions, so it cannot be written in SQL.  In PL/pgSQL,
- * its caller could not use schema idemq_internal.  A procedure with SECURITY DEFINER or with a
- * body of standard SQL cannot end transactions.
+ * The procedure runs as its caller and ends transactions, so it cannot be written in SQL.  In
+ * PL/pgSQL, its caller could not use schema idemq_internal.  A procedure with SECURITY DEFINER or
+ * with a body of standard SQL cannot end transactions.
  */
 SQL_FUNCTION(idemq_sql_tick)
 {
