@@ -715,7 +715,7 @@ typedef struct HiddenContext
 	struct HiddenContext *outer;
 } HiddenContext;
 
-extern void idemq_context_hide(HiddenContext *context);
+extern void idemq_context_hide(HiddenContext *context, const char *statement);
 extern void idemq_context_show(HiddenContext *context);
 extern void idemq_context_install(void);
 extern void idemq_spi_begin(SqlScope *scope);
