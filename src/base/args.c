@@ -2,8 +2,8 @@
  * base/args.c
  *		Reads and checks the arguments of SQL functions, and builds their results.
  *
- * Every error names the argument.  Its SQLSTATE is 22004 for NULL and 22023 for an invalid value, and
- * its hint says which values are valid.
+ * Every error names the argument.  Its SQLSTATE is 22004 for NULL and 22023 for an invalid value,
+ * and its hint says which values are valid.
  */
 #include "postgres.h"
 
@@ -20,8 +20,8 @@
 #include "base/base.h"
 
 /*
- * Raises 2D000 if a procedure was called in a transaction block, a function or an EXCEPTION block, where
- * it must not end transactions.  why: a sentence for DETAIL.
+ * Raises 2D000 if a procedure was called in a transaction block, a function or an EXCEPTION block,
+ * where it must not end transactions.  why: a sentence for DETAIL.
  */
 void
 idemq_check_top_level(FunctionCallInfo fcinfo, const char *name, const char *why)
@@ -62,8 +62,8 @@ idemq_arg_text(FunctionCallInfo fcinfo, int n, const char *name, int max_bytes)
 }
 
 /*
- * Returns an optional argument with the name of a worker, or NULL.  Raises 22023 for a name like those of
- * handler processes, because a restart ends the leases of jobs with such names at once.
+ * Returns an optional argument with the name of a worker, or NULL.  Raises 22023 for a name like
+ * those of handler processes, because a restart ends the leases of jobs with such names at once.
  */
 text *
 idemq_arg_worker(FunctionCallInfo fcinfo, int n)
@@ -106,8 +106,9 @@ idemq_check_kind(int bytes)
 }
 
 /*
- * Returns an interval in microseconds, computed like extract(epoch FROM ...): a year has 365.25 days, a
- * month 30 days, and a day 24 hours.  If the result does not fit, returns the nearest int64.
+ * Returns an interval in microseconds, computed like extract(epoch FROM ...): a year has 365.25
+ * days, a month 30 days, and a day 24 hours.  If the result does not fit, returns the nearest
+ * int64.
  */
 int64
 idemq_interval_usecs(const Interval *interval)
@@ -126,8 +127,8 @@ idemq_interval_usecs(const Interval *interval)
 }
 
 /*
- * Returns an interval in microseconds.  Raises 22023 if it is less than least microseconds (1: must be
- * positive; 0: must not be negative), or more than 1,000 years.
+ * Returns an interval in microseconds.  Raises 22023 if it is less than least microseconds (1:
+ * must be positive; 0: must not be negative), or more than 1,000 years.
  */
 int64
 idemq_check_interval(const char *name, const Interval *interval, int64 least)
@@ -213,8 +214,8 @@ idemq_arg_float(FunctionCallInfo fcinfo, int n, const char *name, double min, do
 
 /*
  * Reads an array argument into its elements.  Raises 22004 if it is NULL, or contains NULL and
- * nulls_allowed is false; 22023 if it has more than one dimension, a lower bound other than 1, or too
- * many elements.
+ * nulls_allowed is false; 22023 if it has more than one dimension, a lower bound other than 1, or
+ * too many elements.
  */
 void
 idemq_arg_array(FunctionCallInfo fcinfo, int n, const char *name, Oid element_type,
@@ -248,8 +249,8 @@ idemq_arg_array(FunctionCallInfo fcinfo, int n, const char *name, Oid element_ty
 }
 
 /*
- * Like idemq_arg_array, for an optional array, which must have count elements, as many as the argument
- * named other.  If the argument is NULL, array->values is NULL.
+ * Like idemq_arg_array, for an optional array, which must have count elements, as many as the
+ * argument named other.  If the argument is NULL, array->values is NULL.
  */
 void
 idemq_arg_array_like(FunctionCallInfo fcinfo, int n, const char *name, Oid element_type,

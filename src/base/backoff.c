@@ -15,8 +15,8 @@
  *		min(max, base * factor^(attempt - 1) * (1 + jitter * (2 * uniform - 1)))
  *
  * This is exponential backoff with proportional jitter, so that jobs that failed at the same time
- * are not retried at the same time.  base and max are in microseconds; uniform is a random number in
- * [0, 1).  The delay is never longer than max, even with jitter or if the power overflows.
+ * are not retried at the same time.  base and max are in microseconds; uniform is a random number
+ * in [0, 1).  The delay is never longer than max, even with jitter or if the power overflows.
  */
 int64
 idemq_backoff(int64 base, double factor, int64 max, double jitter, int attempt, double uniform)

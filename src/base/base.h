@@ -270,10 +270,16 @@ extern int64 idemq_backoff(int64 base, double factor, int64 max, double jitter, 
 #define NSECS_PER_USEC INT64CONST(1000)
 /* The longest period: a century.  Times are nanoseconds, and stay far from overflow. */
 #define RATE_MAX_PERIOD INT64CONST(3155760000000000000)
-/* The parts of a period, and the counts that are kept: of the newest part, and of a period before it. */
+/*
+ * The parts of a period, and the counts that are kept: of the newest part, and of a period before
+ * it.
+ */
 #define RATE_PARTS 16
 #define RATE_COUNTS (RATE_PARTS + 1)
-/* The limit of a state that several limits share; those of fewer calls than the second are reached exactly. */
+/*
+ * The limit of a state that several limits share; those of fewer calls than the second are reached
+ * exactly.
+ */
 #define RATE_SHARED (INT64CONST(1) << 31)
 #define RATE_SHARED_EXACT (1 << 15)
 

@@ -3,33 +3,35 @@
  *		The length of a JSON document as text, and the limit on it (idemq.max_document); whether two
  *		documents are equal.
  *
- * A document is stored as jsonb and sent as text, which may be much longer: a string of \u0001 is 6
- * times as long, and the number 1e131071 has 12 bytes as jsonb.  PostgreSQL cannot send a row of 1 GB,
- * and a job that cannot be sent could not be claimed, and would block all jobs behind it.  Therefore
- * the limit applies to the text form.
+ * A document is stored as jsonb and sent as text, which may be much longer: a string of \u0001 is
+ * 6 times as long, and the number 1e131071 has 12 bytes as jsonb.  PostgreSQL cannot send a row of
+ * 1 GB, and a job that cannot be sent could not be claimed, and would block all jobs behind it.
+ * Therefore the limit applies to the text form.
  *
- * Proof that every job can be sent.  A claimed row has three documents.  Headers and checkpoint are
- * within the limit.  The payload is within the limit as well, or is a dead-letter record, whose
- * length is at most DOCUMENT_MOST + 26 MB (job/dead_letter.c).  That record has payload, headers and
- * checkpoint of DOCUMENT_MOST bytes together.  It has 100 attempts, each with an error of 10,000
- * characters of at most 6 bytes, details of 10,000 of at most 4, and a worker's name of 256 of at
- * most 6.  It has 100 steps, each with such an error, request and response of 10,000 of at most 4, and
- * a name of 256 of at most 6.  Together, this is 3 * 64 + 26 = 218 MB and a few kB.  When the row is
- * sent, each byte becomes at most 4 bytes: a quote or backslash inside a composite value is doubled,
- * and a conversion to another encoding makes a character at most MAX_CONVERSION_GROWTH times as long,
- * but does not change ASCII characters.  4 * 218 MB is less than 1 GB.
+ * Proof that every job can be sent.  A claimed row has three documents.  Headers and checkpoint
+ * are within the limit.  The payload is within the limit as well, or is a dead-letter record,
+ * whose length is at most DOCUMENT_MOST + 26 MB (job/dead_letter.c).  That record has payload,
+ * headers and checkpoint of DOCUMENT_MOST bytes together.  It has 100 attempts, each with an error
+ * of 10,000 characters of at most 6 bytes, details of 10,000 of at most 4, and a worker's name of
+ * 256 of at most 6.  It has 100 steps, each with such an error, request and response of 10,000 of
+ * at most 4, and a name of 256 of at most 6.  Together, this is 3 * 64 + 26 = 218 MB and a few kB.
+ * When the row is sent, each byte becomes at most 4 bytes: a quote or backslash inside a composite
+ * value is doubled, and a conversion to another encoding makes a character at most
+ * MAX_CONVERSION_GROWTH times as long, but does not change ASCII characters.  4 * 218 MB is less
+ * than 1 GB.
  *
  * To measure a document by writing its text would cost as much as sending it.  Therefore, most
  * documents are only compared with an upper bound:
  *
- *	- The text is less than SPREAD times as long as the jsonb.  A stored number has at most 131,072 digits
- *	  before the decimal point and 16,383 after it.  With sign, point and separator, these are 147,461
- *	  characters, from at least 14 bytes (JEntry 4, length 4, header 4, one digit 2).  A number of at
- *	  most 256 digits before the point and 63 after it may have a header of 2 bytes: 323
- *	  characters, from at least 10 bytes, if it has no digits.  A string of n bytes has at most
+ *	- The text is less than SPREAD times as long as the jsonb.  A stored number has at most 131,072
+ *	digits before the decimal point and 16,383 after it.  With sign, point and separator, these are
+ *	  147,461 characters, from at least 14 bytes (JEntry 4, length 4, header 4, one digit 2).  A
+ *	  number of at most 256 digits before the point and 63 after it may have a header of 2 bytes:
+ *	  323 characters, from at least 10 bytes, if it has no digits.  A string of n bytes has at most
  *	  6 n + 4 characters, including quotes and separator, from n + 4 bytes.  A container adds 4
  *	  characters, from 4 bytes; "false" has 7, from 4.  The largest ratio is 147,461 / 14 < SPREAD.
- *	- If the document may be too long by that bound, we count 6 characters for each byte of a string,
+ *	- If the document may be too long by that bound, we count 6 characters for each byte of a
+ *	string,
  *	  and write out the numbers.
  *	- Only if it may still be too long, we look at every byte.
  *
@@ -92,8 +94,8 @@ frame_length(int elements)
 }
 
 /*
- * Returns the length of a document as text, or an upper bound of it.  If the length exceeds the limit,
- * returns some number above the limit.
+ * Returns the length of a document as text, or an upper bound of it.  If the length exceeds the
+ * limit, returns some number above the limit.
  */
 static Size
 text_length(Jsonb *document, bool exactly, Size limit)
@@ -115,7 +117,9 @@ text_length(Jsonb *document, bool exactly, Size limit)
 	return length;
 }
 
-/* Returns whether the text forms of jsonb documents have at most limit bytes together; 0 is NULL. */
+/*
+ * Returns whether the text forms of jsonb documents have at most limit bytes together; 0 is NULL.
+ */
 bool
 idemq_documents_fit(const Datum *documents, int count, Size limit)
 {
@@ -152,8 +156,8 @@ refuse_document(const char *name, Size limit)
 }
 
 /*
- * Raises 54000 if the text form of a jsonb argument is longer than idemq.max_document minus reserve, the
- * number of bytes that will be added to it.  0 is NULL.
+ * Raises 54000 if the text form of a jsonb argument is longer than idemq.max_document minus
+ * reserve, the number of bytes that will be added to it.  0 is NULL.
  */
 void
 idemq_check_document(const char *name, Datum document, Size reserve)

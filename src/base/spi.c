@@ -8,8 +8,8 @@
  *		n = idemq_spi_run(&statement, args, nulls);
  *		idemq_spi_end(&scope);
  *
- * If there is only one statement, one call is enough: idemq_spi_do or idemq_spi_finds if its rows are
- * not read, idemq_spi_row or idemq_spi_rows if they are read into structs.
+ * If there is only one statement, one call is enough: idemq_spi_do or idemq_spi_finds if its rows
+ * are not read, idemq_spi_row or idemq_spi_rows if they are read into structs.
  *
  * Between begin and end, the user is the owner of idemq's tables, in a security-restricted context,
  * and search_path is pinned, so nothing that the caller's role or search_path refers to can run.
@@ -53,9 +53,10 @@ idemq_spi_set(const char *setting, const char *value)
 }
 
 /*
- * Pins the settings that change how SQL is read, which rows it finds and how values become text, until
- * idemq_spi_end, or until the end of the caller's GUC nesting level.  A role or a database may have
- * other defaults.  TimeZone is not pinned, because a time as text includes its offset from UTC.
+ * Pins the settings that change how SQL is read, which rows it finds and how values become text,
+ * until idemq_spi_end, or until the end of the caller's GUC nesting level.  A role or a database
+ * may have other defaults.  TimeZone is not pinned, because a time as text includes its offset
+ * from UTC.
  */
 void
 idemq_spi_pin_settings(void)
@@ -120,9 +121,9 @@ static HiddenContext *hidden = NULL;
 static emit_log_hook_type prev_emit_log = NULL;
 
 /*
- * Hides the context of messages until idemq_context_show.  statement: the statement that SPI is about
- * to run; NULL: a function in SQL that idemq calls as an implementation, whose whole context is
- * idemq's.  After an error, call idemq_context_show in PG_CATCH.
+ * Hides the context of messages until idemq_context_show.  statement: the statement that SPI is
+ * about to run; NULL: a function in SQL that idemq calls as an implementation, whose whole context
+ * is idemq's.  After an error, call idemq_context_show in PG_CATCH.
  */
 void
 idemq_context_hide(HiddenContext *context, const char *statement)
@@ -168,10 +169,10 @@ drop_context(ErrorData *message, const HiddenContext *own)
 }
 
 /*
- * emit_log_hook: called before a message goes to the log and to the client.  WARNING and FATAL messages
- * inside a statement of idemq are not caught there.  PostgreSQL calls this only for messages that
- * log_min_messages lets into the log; the context of any other WARNING is not hidden.  Therefore,
- * idemq's own SQL raises warnings through idemq_wrapper_report.
+ * emit_log_hook: called before a message goes to the log and to the client.  WARNING and FATAL
+ * messages inside a statement of idemq are not caught there.  PostgreSQL calls this only for
+ * messages that log_min_messages lets into the log; the context of any other WARNING is not
+ * hidden.  Therefore, idemq's own SQL raises warnings through idemq_wrapper_report.
  */
 static void
 emit_log(ErrorData *message)
@@ -193,10 +194,11 @@ idemq_context_install(void)
 /*
  * Runs a statement, and prepares its plan when it is first used.  Returns SPI's result code.
  *
- * snapshot: registered; the statement must not write.  NULL: the statement may write, and runs under the
- * transaction's snapshot, or under the latest one (SqlStatement.latest).  In the latter case, even above
- * READ COMMITTED, it can write rows that the transaction's snapshot does not see, as the checks of
- * foreign keys do.  A row that was changed after the latest snapshot raises 40001.
+ * snapshot: registered; the statement must not write.  NULL: the statement may write, and runs
+ * under the transaction's snapshot, or under the latest one (SqlStatement.latest).  In the latter
+ * case, even above READ COMMITTED, it can write rows that the transaction's snapshot does not see,
+ * as the checks of foreign keys do.  A row that was changed after the latest snapshot raises
+ * 40001.
  */
 static int
 execute_plan(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot snapshot)
@@ -204,8 +206,8 @@ execute_plan(SqlStatement *statement, const Datum *args, const char *nulls, Snap
 	char flags[SQL_MAX_ARGS];
 
 	/*
-	 * The plan may have been made while the table was empty.  If a sequential scan cannot be avoided,
-	 * its cost is 1e10, so jit would seem to pay.
+	 * The plan may have been made while the table was empty.  If a sequential scan cannot be
+	 * avoided, its cost is 1e10, so jit would seem to pay.
 	 */
 	if (statement->in_order || statement->few)
 	{
@@ -253,8 +255,8 @@ execute_plan(SqlStatement *statement, const Datum *args, const char *nulls, Snap
 }
 
 /*
- * Runs a statement as execute_plan does, and returns its number of rows.  Errors of the statement are
- * raised without the context of idemq's own code.
+ * Runs a statement as execute_plan does, and returns its number of rows.  Errors of the statement
+ * are raised without the context of idemq's own code.
  */
 static uint64
 execute(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot snapshot)
@@ -363,7 +365,10 @@ idemq_int8_array(const int64 *values, int count)
 	return PointerGetDatum(array);
 }
 
-/* Like idemq_spi_do, for a statement whose only parameter is a bigint[].  Does nothing if count is 0. */
+/*
+ * Like idemq_spi_do, for a statement whose only parameter is a bigint[].  Does nothing if count is
+ * 0.
+ */
 void
 idemq_spi_do_for_ids(SqlStatement *statement, const int64 *ids, int count)
 {
@@ -390,8 +395,8 @@ idemq_spi_finds(SqlStatement *statement, const Datum *args, const char *nulls)
 }
 
 /*
- * Returns a column (from 1) of a row (from 0) of the last result; valid until idemq_spi_end.  isnull may
- * be NULL if the column cannot be NULL.
+ * Returns a column (from 1) of a row (from 0) of the last result; valid until idemq_spi_end.
+ * isnull may be NULL if the column cannot be NULL.
  */
 Datum
 idemq_spi_value(uint64 row, int column, bool *isnull)
@@ -478,9 +483,9 @@ spi_read_field(Oid type, Datum value, const SqlField *field, void *target, Memor
 
 /*
  * Reads a row (from 0) of the last result into a struct, with one field per column, in order.  An
- * interval becomes microseconds, and a status becomes a JobStatus.  Text and jsonb are copied into the
- * memory context, or as a string into a char array in the struct.  If a column is NULL, its field does
- * not change.
+ * interval becomes microseconds, and a status becomes a JobStatus.  Text and jsonb are copied into
+ * the memory context, or as a string into a char array in the struct.  If a column is NULL, its
+ * field does not change.
  */
 void
 idemq_spi_read(uint64 row, const SqlField *fields, void *target, MemoryContext context)
@@ -508,9 +513,9 @@ run_for_rows(SqlStatement *statement, const Datum *args)
 }
 
 /*
- * Runs a statement as the owner, and reads its first row into the struct row, which is set to zeros
- * first.  Returns whether there is a row.  The statement runs under the latest snapshot, or, if locks
- * is set, as in idemq_spi_run.
+ * Runs a statement as the owner, and reads its first row into the struct row, which is set to
+ * zeros first.  Returns whether there is a row.  The statement runs under the latest snapshot, or,
+ * if locks is set, as in idemq_spi_run.
  */
 bool
 idemq_spi_row(SqlStatement *statement, const Datum *args, void *row, Size size)

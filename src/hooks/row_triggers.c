@@ -237,7 +237,7 @@ SQL_FUNCTION(idemq_sql_jobs_changed)
 		row_triggers_note_group(before);
 		/*
 		 * Our transaction's claims do not see this version, and may move the scan start past its
-		 * key. A rollback makes the version current again, and then lowers the scan start.
+		 * key.  A rollback makes the version current again, and then lowers the scan start.
 		 */
 		note_ready(before, true);
 		/* The change has ended the attempt, so its lease entry must go. */

@@ -8,7 +8,7 @@
  * snapshot showed has reached shared memory (idemq_check_settled), one of these is true: the
  * child, or the parent that it watches, is marked there; a session has taken the mark; their queue
  * will be scanned; or the child has been examined since.  If none of these is true, no session
- * will examine the child. A session that scans a queue examines its children one by one, so each
+ * will examine the child.  A session that scans a queue examines its children one by one, so each
  * suspect is checked repeatedly for a second (idemq_check_suspicion).
  */
 #include "postgres.h"
