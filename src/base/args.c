@@ -45,20 +45,26 @@ idemq_arg_required(FunctionCallInfo fcinfo, int n, const char *name)
 				errhint("Pass a non-NULL value for %s.", name));
 }
 
+/* Raises 22023 if a text is empty or longer than max_bytes; hint: for a text that is too long. */
+static void
+check_length(const char *name, int bytes, int max_bytes, const char *hint)
+{
+	if (bytes == 0 || bytes > max_bytes)
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("%s must be 1 to %d bytes long, not %d", name, max_bytes, bytes),
+				errhint("%s", bytes == 0 ? "Pass a non-empty value." : hint));
+}
+
 /* Returns a text argument of 1 to max_bytes bytes. */
 char *
 idemq_arg_text(FunctionCallInfo fcinfo, int n, const char *name, int max_bytes)
 {
-	char *value;
+	text *value;
 
 	idemq_arg_required(fcinfo, n, name);
-	value = text_to_cstring(PG_GETARG_TEXT_PP(n));
-	if (value[0] == '\0' || strlen(value) > (size_t) max_bytes)
-		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("%s must be 1 to %d bytes long, not %zu", name, max_bytes, strlen(value)),
-				value[0] == '\0' ? errhint("Pass a non-empty value.")
-								 : errhint("Pass a shorter value."));
-	return value;
+	value = PG_GETARG_TEXT_PP(n);
+	check_length(name, VARSIZE_ANY_EXHDR(value), max_bytes, "Pass a shorter value.");
+	return text_to_cstring(value);
 }
 
 /*
@@ -85,11 +91,7 @@ idemq_arg_worker(FunctionCallInfo fcinfo, int n)
 void
 idemq_check_key(const char *name, int bytes)
 {
-	if (bytes == 0 || bytes > IDEMQ_MAX_KEY)
-		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("%s must be 1 to %d bytes long, not %d", name, IDEMQ_MAX_KEY, bytes),
-				bytes == 0 ? errhint("Pass a non-empty value.")
-						   : errhint("Pass a hash of the value instead."));
+	check_length(name, bytes, IDEMQ_MAX_KEY, "Pass a hash of the value instead.");
 }
 
 /* Raises 22023 if a kind is empty or too long. */

@@ -50,11 +50,11 @@ typedef struct ClockShared
 {
 	LWLock advance_lock;		  /* held while the file and the sum change */
 	pg_atomic_uint64 ahead;		  /* microseconds; grows, under advance_lock */
-	pg_atomic_uint64 advanced_at; /* mono, by the new time: when the sum last grew */
+	pg_atomic_uint64 advanced_at; /* mono, including the growth: when the sum last grew */
 	pg_atomic_flag told;		  /* the log already says that the test clock is on */
 
 	pg_atomic_uint64 offset;		/* TimestampTz minus mono, as int64; grows */
-	pg_atomic_uint64 primary_since; /* TimestampTz; 0: not yet asked as a primary */
+	pg_atomic_uint64 primary_since; /* TimestampTz; 0: not called yet (idemq_primary_since) */
 	pg_atomic_uint64 primary_mono;	/* the same time by CLOCK_MONOTONIC; set before primary_since */
 } ClockShared;
 

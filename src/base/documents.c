@@ -12,7 +12,7 @@
  * are within the limit.  The payload is within the limit as well, or is a dead-letter record,
  * whose length is at most DOCUMENT_MOST + 26 MB (job/dead_letter.c).  That record has payload,
  * headers and checkpoint of DOCUMENT_MOST bytes together.  It has 100 attempts, each with an error
- * of 10,000 characters of at most 6 bytes, details of 10,000 of at most 4, and a worker's name of
+ * of 10,000 characters of at most 6 bytes, details of 10,000 characters of at most 4, and a worker's name of
  * 256 of at most 6.  It has 100 steps, each with such an error, request and response of 10,000 of
  * at most 4, and a name of 256 of at most 6.  Together, this is 3 * 64 + 26 = 218 MB and a few kB.
  * When the row is sent, each byte becomes at most 4 bytes: a quote or backslash inside a composite
