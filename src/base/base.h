@@ -384,9 +384,9 @@ extern int idemq_queue_count(void);
 typedef enum ShmemArea
 {
 	AREA_FIXED,
-	AREA_QUEUES,   /* idemq.max_queues; the sets of waiters also depend on max_connections */
+	AREA_QUEUES,   /* idemq.max_queues; the sets of waiters also depend on MaxBackends */
 	AREA_WORKERS,  /* max_worker_processes */
-	AREA_SESSIONS, /* max_connections */
+	AREA_SESSIONS, /* MaxBackends */
 	AREAS
 } ShmemArea;
 

@@ -340,8 +340,8 @@ SQL_FUNCTION(idemq_sql_settings_changed)
 
 		note_settings(queue_id);
 		/*
-		 * A restore adds the queue, and may add its jobs, with their old ids, after new jobs got
-		 * ids.
+		 * In a restore, a tick may add a job to the queue before the queue's old jobs are added,
+		 * which keep their ids.
 		 */
 		if (TRIGGER_FIRED_BY_INSERT(data->tg_event) &&
 			RelationGetRelid(data->tg_relation) == idemq_oids()->queues &&

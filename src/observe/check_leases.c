@@ -215,7 +215,7 @@ check_attempts(CheckCall *call)
 		"job from being reclaimed until idemq.reap() removes it after its deadline");
 }
 
-/* Returns whether the session of a CLAIMING or marked entry has no transaction. */
+/* Returns whether an entry is CLAIMING or marked, and its session has no transaction. */
 static bool
 session_is_idle(const Lease *lease)
 {
