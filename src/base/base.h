@@ -670,6 +670,8 @@ typedef struct SqlField
 /* clang-format off */
 #define SQL_FIELD(type, field) {offsetof(type, field), sizeof(((type *) NULL)->field), NULL}
 #define SQL_CHOICE(type, field, names) {offsetof(type, field), sizeof(int), names}
+/* For a statement that returns one column, which is read into a variable of that type. */
+#define SQL_SCALAR(type) ((const SqlField[]){{0, sizeof(type), NULL}})
 /* clang-format on */
 
 /*

@@ -75,7 +75,7 @@ static const struct
 static SqlStatement prepared_find =
 	{.text = "SELECT transaction FROM pg_catalog.pg_prepared_xacts WHERE gid = $1",
 	 .types = {TEXTOID},
-	 .fields = (const SqlField[]){{0, sizeof(TransactionId), NULL}}};
+	 .fields = SQL_SCALAR(TransactionId)};
 
 static ProcessUtility_hook_type next_process_utility = NULL;
 static object_access_hook_type prev_object_access = NULL;

@@ -39,7 +39,7 @@
 #define CLOCK_SLACK_MOVED USECS_PER_MINUTE
 
 static SqlStatement all_queues = {.text = "SELECT queue_id FROM idemq.queues ORDER BY queue_id",
-								  .fields = (const SqlField[]){{0, sizeof(int32), NULL}}};
+								  .fields = SQL_SCALAR(int32)};
 
 /* Reads the ids of all queues into call, in ascending order. */
 static void

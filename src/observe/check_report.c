@@ -57,12 +57,13 @@ static SqlStatement ending_locks = {
 		"AND ($3 IS NULL OR coalesce(transactionid::text::bigint, -pid) = ANY ($3))",
 	.types = {OIDOID, OIDOID, INT8ARRAYOID}};
 
-static SqlStatement suspects_of = {
-	.text = "SELECT * FROM idemq_internal.suspects($1, $2, $3)",
-	.types = {TEXTOID, INT8OID, INT8OID},
-	.few = true,
-	.fields = SUSPECT_FIELDS,
-};
+static SqlStatement suspects_of = {.text = "SELECT * FROM idemq_internal.suspects($1, $2, $3)",
+								   .types = {TEXTOID, INT8OID, INT8OID},
+								   .few = true,
+								   .fields = (const SqlField[]){SQL_FIELD(Suspect, queue_id),
+																SQL_FIELD(Suspect, group),
+																SQL_FIELD(Suspect, id),
+																SQL_FIELD(Suspect, version)}};
 
 /* Adds a row to the result; call it through the macro idemq_check_report. */
 void

@@ -45,14 +45,6 @@ typedef struct Suspect
 	char version[128]; /* identifies the state that was seen: differs after a change */
 } Suspect;
 
-/* The columns of idemq_internal.suspects. */
-#define SUSPECT_FIELDS                                                                             \
-	(const SqlField[])                                                                             \
-	{                                                                                              \
-		SQL_FIELD(Suspect, queue_id), SQL_FIELD(Suspect, group), SQL_FIELD(Suspect, id),           \
-			SQL_FIELD(Suspect, version)                                                            \
-	}
-
 /* An invariant of jobs, for idemq_check_suspicion. */
 typedef struct Suspicion
 {

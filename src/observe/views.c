@@ -97,7 +97,7 @@ SQL_FUNCTION(idemq_sql_leases)
 }
 
 static SqlStatement list_handlers = {.text = "SELECT queue_id FROM idemq_internal.handler_entries",
-									 .fields = (const SqlField[]){{0, sizeof(int32), NULL}}};
+									 .fields = SQL_SCALAR(int32)};
 
 /* Adds the row of one handler; show_errors: the caller may see error messages. */
 static void

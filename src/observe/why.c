@@ -33,15 +33,14 @@
 /* A job waits until a time if its ready_at is at most this many microseconds later. */
 #define CLOSE 1000
 
-/* The columns of idemq_internal.why_rows. */
-enum
+/* What the job's steps, event, parents and queue say about it (idemq_internal.why_rows). */
+typedef struct WhyRows
 {
-	ROWS_STEPS, /* its steps that have begun and not finished */
-	ROWS_EVENT, /* the event that it waits for */
-	ROWS_PARENT,
-	ROWS_DEAD, /* that its queue is a dead-letter queue */
-	ROWS_COLUMNS
-};
+	Datum steps;  /* text: its steps that have begun and not finished; 0: none */
+	Datum event;  /* text: the event that it waits for; 0: none */
+	Datum parent; /* text: the parent that it waits for, if it is blocked without a group */
+	Datum dead;	  /* text: that its queue is a dead-letter queue; 0: it is not */
+} WhyRows;
 
 typedef struct WhyCall
 {
@@ -49,7 +48,7 @@ typedef struct WhyCall
 	Job job;
 	QueueInfo queue;
 	TimestampTz now;
-	const char *rows[ROWS_COLUMNS]; /* "" for nothing */
+	WhyRows rows;
 	StringInfoData answer;
 } WhyCall;
 
@@ -59,21 +58,15 @@ static SqlStatement read_rows =
 	{.text = "SELECT steps, event, parent, dead FROM idemq_internal.why_rows($1, $2)",
 	 .types = {INT8OID, TIMESTAMPTZOID},
 	 .few = true,
-	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL},
-								  {sizeof(Datum), sizeof(Datum), NULL},
-								  {2 * sizeof(Datum), sizeof(Datum), NULL},
-								  {3 * sizeof(Datum), sizeof(Datum), NULL}}};
+	 .fields = (const SqlField[]){SQL_FIELD(WhyRows, steps), SQL_FIELD(WhyRows, event),
+								  SQL_FIELD(WhyRows, parent), SQL_FIELD(WhyRows, dead)}};
 
-/* Reads what the job's steps, event and parents say about it. */
+/* Appends a text from WhyRows; 0: nothing. */
 static void
-fill_rows(WhyCall *call)
+say_text(WhyCall *call, Datum words)
 {
-	Datum values[] = {Int64GetDatum(call->job.id), TimestampTzGetDatum(call->now)};
-	Datum said[ROWS_COLUMNS];
-
-	(void) idemq_spi_row(&read_rows, values, said, sizeof(said));
-	for (int i = 0; i < ROWS_COLUMNS; i++)
-		call->rows[i] = said[i] == (Datum) 0 ? "" : TextDatumGetCString(said[i]);
+	if (words != (Datum) 0)
+		appendStringInfoString(&call->answer, TextDatumGetCString(words));
 }
 
 /* Returns a time as text.  It is copied, because timestamptz_to_str has only one buffer. */
@@ -209,8 +202,8 @@ say_ready(WhyCall *call)
 			before == 1 && all ? "" : "s");
 	if (RecoveryInProgress() || say_handler(call))
 		return;
-	if (call->rows[ROWS_DEAD][0] != '\0')
-		say(call, "; %s", call->rows[ROWS_DEAD]);
+	if (call->rows.dead != (Datum) 0)
+		say(call, "; %s", TextDatumGetCString(call->rows.dead));
 	else if (in_flight == 0 && unattended != DT_NOEND)
 		say(call,
 			"; queue \"%s\" has had no worker since %s: start a worker that calls "
@@ -405,8 +398,8 @@ say_waiting(WhyCall *call)
 		return;
 	else if (job->ready_at <= call->now)
 		say_ready(call);
-	else if (call->rows[ROWS_EVENT][0] != '\0')
-		say(call, "%s", call->rows[ROWS_EVENT]);
+	else if (call->rows.event != (Datum) 0)
+		say_text(call, call->rows.event);
 	else
 	{
 		say(call, "not due before %s", time_text(job->ready_at));
@@ -520,7 +513,7 @@ say_blocked(WhyCall *call)
 
 	if (job->row->tts_isnull[COL_GROUP_KEY])
 	{
-		say(call, "%s", call->rows[ROWS_PARENT]);
+		say_text(call, call->rows.parent);
 		return;
 	}
 	if (say_group_paused(call))
@@ -565,8 +558,9 @@ say_why(WhyCall *call)
 {
 	bool finished = job_status_is_finished(call->job.status);
 	const Following *following = idemq_following();
+	Datum args[] = {Int64GetDatum(call->job.id), TimestampTzGetDatum(call->now)};
 
-	fill_rows(call);
+	(void) idemq_spi_row(&read_rows, args, &call->rows, sizeof(call->rows));
 	if (!finished)
 		say(call, "%s: ", idemq_status_name(call->job.status));
 	if (!finished && idemq_follows())
@@ -597,7 +591,7 @@ say_why(WhyCall *call)
 			say_finished(call);
 			break;
 	}
-	say(call, "%s", call->rows[ROWS_STEPS]);
+	say_text(call, call->rows.steps);
 	if (RecoveryInProgress() && !finished)
 		say(call,
 			"; this is a standby: leases, limits and workers are known only on the primary, so "

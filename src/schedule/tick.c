@@ -86,7 +86,7 @@ static SqlStatement list_overdue =
 	{.text = "SELECT string_agg(format('\"%s\"', name), ', ' ORDER BY name) "
 			 "FROM idemq_internal.schedule_times($1, true) WHERE at <= $1",
 	 .types = {TIMESTAMPTZOID},
-	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
+	 .fields = SQL_SCALAR(Datum)};
 /* The same schedules, for advance_clock.  Those that have failed come last. */
 static SqlStatement list_due =
 	{.text = "SELECT name, place FROM idemq_internal.schedule_times($1, true) WHERE at <= $1 "
@@ -113,7 +113,7 @@ static SqlStatement run_alone =
 /* The names of the schedules that are due, for idemq.tick(), which then runs one at a time. */
 static SqlStatement list_due_names = {.locks = true,
 									  .text = "SELECT idemq_internal.due_schedules()",
-									  .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
+									  .fields = SQL_SCALAR(Datum)};
 static SqlStatement try_run = {.locks = true,
 							   .on_jobs = true,
 							   .text =
