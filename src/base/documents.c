@@ -8,31 +8,33 @@
  * 1 GB, and a job that cannot be sent could not be claimed, and would block all jobs behind it.
  * Therefore the limit applies to the text form.
  *
- * Proof that every job can be sent.  A claimed row has three documents.  Headers and checkpoint
- * are within the limit.  The payload is within the limit as well, or is a dead-letter record,
- * whose length is at most DOCUMENT_MOST + 26 MB (job/dead_letter.c).  That record has payload,
- * headers and checkpoint of DOCUMENT_MOST bytes together.  It has 100 attempts, each with an error
- * of 10,000 characters of at most 6 bytes, details of 10,000 characters of at most 4, and a worker's name of
- * 256 of at most 6.  It has 100 steps, each with such an error, request and response of 10,000 of
- * at most 4, and a name of 256 of at most 6.  Together, this is 3 * 64 + 26 = 218 MB and a few kB.
- * When the row is sent, each byte becomes at most 4 bytes: a quote or backslash inside a composite
- * value is doubled, and a conversion to another encoding makes a character at most
- * MAX_CONVERSION_GROWTH times as long, but does not change ASCII characters.  4 * 218 MB is less
- * than 1 GB.
+ * Proof that every job can be sent: a claimed row has three documents, payload, headers and
+ * checkpoint.  Each of them is within the limit, but the payload may also be a dead-letter record
+ * (job/dead_letter.c).  Such a record contains:
+ *	- payload, headers and checkpoint of the dead job, with DOCUMENT_MOST bytes together
+ *	- 100 attempts, each with an error of 10,000 characters (of at most 6 bytes), details of 10,000
+ *	  characters (4 bytes), and a worker's name of 256 characters (6 bytes)
+ *	- 100 steps, each with such an error, request and response of 10,000 characters (4 bytes), and a
+ *	  name of 256 characters (6 bytes)
+ *
+ * Attempts and steps have at most 26 MB, so the three documents have at most 3 * 64 + 26 = 218 MB,
+ * and a few kB.  When the row is sent, each byte becomes at most 4 bytes: a quote or backslash
+ * inside a composite value is doubled, and a conversion to another encoding makes a character at
+ * most MAX_CONVERSION_GROWTH times as long, but does not change ASCII characters.  Four times
+ * 218 MB is less than 1 GB.
  *
  * To measure a document by writing its text would cost as much as sending it.  Therefore, most
  * documents are only compared with an upper bound:
  *
  *	- The text is less than SPREAD times as long as the jsonb.  A stored number has at most 131,072
- *	digits before the decimal point and 16,383 after it.  With sign, point and separator, these are
- *	  147,461 characters, from at least 14 bytes (JEntry 4, length 4, header 4, one digit 2).  A
- *	  number of at most 256 digits before the point and 63 after it may have a header of 2 bytes:
+ *	  digits before the decimal point and 16,383 after it.  With sign, point and separator, these
+ *	  are 147,461 characters, from at least 14 bytes (JEntry 4, length 4, header 4, one digit 2).
+ *	  A number of at most 256 digits before the point and 63 after it may have a header of 2 bytes:
  *	  323 characters, from at least 10 bytes, if it has no digits.  A string of n bytes has at most
  *	  6 n + 4 characters, including quotes and separator, from n + 4 bytes.  A container adds 4
  *	  characters, from 4 bytes; "false" has 7, from 4.  The largest ratio is 147,461 / 14 < SPREAD.
  *	- If the document may be too long by that bound, we count 6 characters for each byte of a
- *	string,
- *	  and write out the numbers.
+ *	  string, and write out the numbers.
  *	- Only if it may still be too long, we look at every byte.
  *
  * There are no locks.

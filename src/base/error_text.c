@@ -8,12 +8,10 @@
  * such part:
  *
  *	- the text in quotes ('...', "...", `...`), but not the quotes.  A quote after a letter or
- *	digit is
- *	  an apostrophe.  A quote that is never closed stays as it is.
+ *	  digit is an apostrophe.  A quote that is never closed stays as it is.
  *	- a number: 12, -7, 0x1f, 12.5, 1e-6, 10:32:05, 2026-11-22T10:32, 10.0.0.7
  *	- a UUID; a word of at least eight hexadecimal digits, if one of them is 0 to 9; a word of at
- *	least
- *	  sixteen letters and digits, if two of them are digits
+ *	  least sixteen letters and digits, if two of them are digits
  *	- each sequence of digits in any other word: db17 becomes db?, part_2026_11 becomes part_?_?
  *
  * Any white space becomes one blank.  The pattern of a pattern is the pattern itself, so a pattern

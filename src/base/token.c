@@ -6,8 +6,7 @@
  * state was lost in between:
  *	- A rollback loses the token in the row.  The last issued token is greater.
  *	- A crash loses the last issued token, and with asynchronous commit also the token in the row.
- *	The
- *	  clock is greater than both.
+ *	  The clock is greater than both.
  *	- After a promotion, the new primary's clock may be behind.  The timeline adds 2^41 microseconds
  *	  (25 days) for each promotion, which covers a clock error of that size.
  *	- After a dump, pg_upgrade or a restore, timelines start again from 1.  The base covers this:
@@ -34,8 +33,7 @@ idemq_token_lead(int64 base, uint32 timeline)
  * Returns the next token of a job, which is the largest of:
  *	- the token in the row + 1
  *	- base + the last token issued on this server + 1.  last_issued does not include a base,
- *	because it
- *	  applies to all databases, and each of them has its own base.
+ *	  because it applies to all databases, and each of them has its own base.
  *	- base + the clock + the timeline's part
  */
 int64

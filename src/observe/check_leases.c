@@ -10,20 +10,17 @@
  *	  row until its adopter has read the row again.  If such an entry stays, the adopter was
  *	  interrupted, which is only a warning.
  *	- The row of each running job has an entry, from before the claim is visible until after the
- *	end of
- *	  the attempt is visible.  The entry may be CLAIMING, if a transaction has ended the attempt and
- *	  claimed the job again; an abort restores the entry.  A row without an entry is a suspect.  It
- *	  is an error if, after idemq_check_settled, the queue has no recovery pending, a later snapshot
- *	  still shows the attempt, no transaction holds the row, there still is no entry, and then there
- *	  still is no recovery pending.  (A session that drops the entry of a running job first requests
- *	  recovery.)
+ *	  end of the attempt is visible.  The entry may be CLAIMING, if a transaction has ended the
+ *	  attempt and claimed the job again; an abort restores the entry.  A row without an entry is a
+ *	  suspect.  It is an error if, after idemq_check_settled, the queue has no recovery pending, a
+ *	  later snapshot still shows the attempt, no transaction holds the row, there still is no
+ *	  entry, and then there still is no recovery pending.  (A session that drops the entry of a
+ *	  running job first requests recovery.)
  *	- Each CLAIMING entry, and each mark, has a transaction.  It is removed a moment after the end
- *	of
- *	  that transaction is visible; idemq_check_settled waits for this.
+ *	  of that transaction is visible; idemq_check_settled waits for this.
  *	- Each queue's next deadline is at most the deadline of each of its ACTIVE entries.  A session
- *	that
- *	  changes one of them is counted as making a change meanwhile, so we read entry, next deadline
- *	  and entry again while no session is making a change.
+ *	  that changes one of them is counted as making a change meanwhile, so we read entry, next
+ *	  deadline and entry again while no session is making a change.
  */
 #include "postgres.h"
 
