@@ -53,11 +53,10 @@
 /* A schedule, as the worker remembers it. */
 typedef struct KnownSchedule
 {
-	Datum name;	 /* text */
-	Datum place; /* text: last known ctid of its row; (0,0): search by name */
-	TimestampTz
-		at;		/* wall clock: when it is due; DT_NOEND: dropped, paused, or without more ticks */
-	bool alone; /* its last run has failed, or the batch of that run: it runs by itself */
+	Datum name;		/* text */
+	Datum place;	/* text: last known ctid of its row; (0,0): search by name */
+	TimestampTz at; /* wall clock: when it is due; DT_NOEND: dropped, paused, or no more ticks */
+	bool alone;		/* its last run has failed, or the batch of that run: it runs by itself */
 } KnownSchedule;
 
 /* The result of running a schedule. */
