@@ -215,17 +215,24 @@ run_next(void)
 	result = idemq_handler_run(jobs, count, claim, &error);
 	if (result != RUN_FAILED || count > 1)
 		running_count = 0;
-	if (result == RUN_LEAVE)
-		leaving = true;
-	else if (result == RUN_DONE && !claim)
-		claimed->next += count;
-	else if (result == RUN_FAILED && count > 1)
+	switch (result)
 	{
-		for (int i = 0; i < count; i++)
-			jobs[i].alone = true;
+		case RUN_DONE:
+			/* After a claim, idemq_handler.claimed is the next claim. */
+			if (!claim)
+				claimed->next += count;
+			break;
+		case RUN_FAILED:
+			if (count == 1 && idemq_handler_settle_failed(jobs, error))
+				claimed->next++;
+			/* If there were several jobs, we do not know which one has failed. */
+			for (int i = 0; i < count && count > 1; i++)
+				jobs[i].alone = true;
+			break;
+		case RUN_LEAVE:
+			leaving = true;
+			break;
 	}
-	else if (result == RUN_FAILED && idemq_handler_settle_failed(jobs, error))
-		claimed->next++;
 	running_count = 0;
 	if (result == RUN_DONE && idemq_handler.done > 0)
 	{
