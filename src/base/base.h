@@ -637,7 +637,7 @@ typedef struct ObjectOids
 	Oid dependencies;  /* like steps */
 	Oid children;	   /* like steps */
 	Oid paused_groups; /* like steps */
-	Oid owner;		   /* the owner of idemq.jobs, as whom SQL runs */
+	Oid owner;		   /* the owner of idemq.jobs; SQL from C runs as this role */
 	Oid status_type;
 	Oid status[JOB_STATUS_COUNT];
 	Oid outcome[OUTCOME_COUNT];

@@ -150,7 +150,7 @@ rate_recount(RateState *state, const RateState *from, int64 scale, int64 now)
 	}
 }
 
-/* If a state was counted under other settings of its limit, converts it. */
+/* Converts a state if it was counted under other settings of its limit. */
 static void
 rate_convert(const RateLimit *limit, RateState *state, int64 now)
 {

@@ -1,7 +1,7 @@
 /*
  * base/shmem.c
- *		Shared memory: requests it when the library is loaded, and gives each part its memory when
- *		the server has started, in the order of the parts in module.c.
+ *		Requests shared memory before the server starts, and divides it among the parts, in the
+ *		order in which module.c lists them.
  *
  * There is one area for parts of fixed size, and one for each setting on which the size of parts
  * depends, so that pg_shmem_allocations shows how much memory the setting takes.  Within an area,

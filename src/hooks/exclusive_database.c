@@ -187,8 +187,8 @@ idemq_exclusive_make_way(Node *statement)
 		sleep_a_step();
 	}
 	/*
-	 * Only now, because the worker would start new handler processes.  Those that run a job first
-	 * finish it.  After SIGTERM, they release it.
+	 * Only now, because the worker would start new handler processes.  A process that is running a
+	 * job finishes it first, unless it receives SIGTERM; then it releases the job.
 	 */
 	for (int i = 0;
 		 (handler = idemq_handlers_leave(database, i == AWAY_PATIENCE ? SIGTERM : 0)) != 0; i++)

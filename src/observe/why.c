@@ -30,7 +30,7 @@
 /* To count the jobs before this one, we stop at this many jobs or index entries. */
 #define MAX_BEFORE 1000
 #define MAX_ENTRIES 20000
-/* A job waits until a time if its ready_at is at most this many microseconds later. */
+/* Tolerance when ready_at is compared with the end of a hold or of a used-up rate: us. */
 #define CLOSE 1000
 
 /* What the job's steps, event, parents and queue say about it (idemq_internal.why_rows). */
