@@ -55,7 +55,8 @@ static SqlStatement ending_locks = {
 		"WHERE datname = pg_catalog.current_database()) "
 		"AND virtualtransaction LIKE '%/0') "
 		"AND ($3 IS NULL OR coalesce(transactionid::text::bigint, -pid) = ANY ($3))",
-	.types = {OIDOID, OIDOID, INT8ARRAYOID}};
+	.types = {OIDOID, OIDOID, INT8ARRAYOID},
+	.fields = SQL_SCALAR(int64)};
 
 static SqlStatement suspects_of = {.text = "SELECT * FROM idemq_internal.suspects($1, $2, $3)",
 								   .types = {TEXTOID, INT8OID, INT8OID},
@@ -138,23 +139,18 @@ read_ending(int64 **ending, int count)
 {
 	Datum args[] = {ObjectIdGetDatum(idemq_oids()->jobs), ObjectIdGetDatum(idemq_oids()->queues),
 					*ending == NULL ? (Datum) 0 : idemq_int8_array(*ending, count)};
-	MemoryContext caller = CurrentMemoryContext;
 	int found = 0;
-	SqlScope scope;
-	uint64 rows;
+	int nrows;
 
-	idemq_spi_begin(&scope);
-	rows = idemq_spi_query_latest(&ending_locks, args, *ending == NULL ? "  n" : NULL);
-	*ending = MemoryContextAlloc(caller, Max(rows, 1) * sizeof(int64));
-	for (uint64 i = 0; i < rows; i++)
+	*ending = idemq_spi_rows(&ending_locks, args, sizeof(int64), &nrows);
+	for (int i = 0; i < nrows; i++)
 	{
-		int64 id = idemq_spi_int64(i, 1, NULL);
+		int64 id = (*ending)[i];
 		TransactionId xid = (TransactionId) id;
 
 		if (id < 0 || !(TransactionIdIsCurrentTransactionId(xid) || TransactionIdIsInProgress(xid)))
 			(*ending)[found++] = id;
 	}
-	idemq_spi_end(&scope);
 	return found;
 }
 
