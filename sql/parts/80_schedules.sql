@@ -6,7 +6,7 @@
 -- lost or put back (a restore, a schedule that was ended and made again), the enqueue answers
 -- duplicate, because its key is made of the schedule's name and the tick's own time.
 --
--- The column cron contains a cron expression or an interval (src/schedule/every.c).  No row contains
+-- The column cron contains a cron expression or an interval (src/schedule/cron.c).  No row contains
 -- the time of the next tick: it is computed from the expression and done_until.  So a schedule that
 -- ticks every second also updates its row only once per tick, and if the server was down for a day,
 -- it enqueues one job, for the last tick.

@@ -187,7 +187,7 @@ call_in_frame(FunctionCallInfo fcinfo, Implementation *impl, int restriction)
 	GetUserIdAndSecContext(&frame.caller, &frame.caller_context);
 	frame.owner = idemq_oids()->owner;
 	frame.owner_context = frame.caller_context | SECURITY_LOCAL_USERID_CHANGE | restriction;
-	idemq_context_hide(&own);
+	idemq_context_hide(&own, NULL);
 	PG_TRY();
 	{
 		frames = &frame;
@@ -267,7 +267,7 @@ SQL_FUNCTION(idemq_sql_wrapper_as_caller)
 	level = NewGUCNestLevel();
 	idemq_spi_set("search_path", "pg_catalog, pg_temp");
 	idemq_spi_pin_settings();
-	idemq_context_hide(&own);
+	idemq_context_hide(&own, NULL);
 	PG_TRY();
 	{
 		fcinfo->flinfo = &impl->function;

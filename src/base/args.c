@@ -1,9 +1,9 @@
 /*
  * base/args.c
- *		Arguments of SQL functions, checked; results, shaped.
+ *		Reads and checks the arguments of SQL functions, and builds their results.
  *
- * Every error names the argument, has a SQLSTATE (22004 for NULL, 22023 for a
- * value out of range) and says what is wanted.
+ * Every error names the argument.  Its SQLSTATE is 22004 for NULL and 22023 for an invalid value,
+ * and its hint says which values are valid.
  */
 #include "postgres.h"
 
@@ -20,8 +20,8 @@
 #include "base/base.h"
 
 /*
- * Raises 2D000 in a transaction block, a function or an EXCEPTION block: no procedure may end
- * a transaction there.  why: a sentence.
+ * Raises 2D000 if a procedure was called in a transaction block, a function or an EXCEPTION block,
+ * where it must not end transactions.  why: a sentence for DETAIL.
  */
 void
 idemq_check_top_level(FunctionCallInfo fcinfo, const char *name, const char *why)
@@ -36,7 +36,7 @@ idemq_check_top_level(FunctionCallInfo fcinfo, const char *name, const char *why
 				"by default, turn on autocommit."));
 }
 
-/* Raises 22004 for a NULL argument. */
+/* Raises 22004 if an argument is NULL. */
 void
 idemq_arg_required(FunctionCallInfo fcinfo, int n, const char *name)
 {
@@ -45,25 +45,31 @@ idemq_arg_required(FunctionCallInfo fcinfo, int n, const char *name)
 				errhint("Pass a non-NULL value for %s.", name));
 }
 
+/* Raises 22023 if a text is empty or longer than max_bytes; hint: for a text that is too long. */
+static void
+check_length(const char *name, int bytes, int max_bytes, const char *hint)
+{
+	if (bytes == 0 || bytes > max_bytes)
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("%s must be 1 to %d bytes long, not %d", name, max_bytes, bytes),
+				errhint("%s", bytes == 0 ? "Pass a non-empty value." : hint));
+}
+
 /* Returns a text argument of 1 to max_bytes bytes. */
 char *
 idemq_arg_text(FunctionCallInfo fcinfo, int n, const char *name, int max_bytes)
 {
-	char *value;
+	text *value;
 
 	idemq_arg_required(fcinfo, n, name);
-	value = text_to_cstring(PG_GETARG_TEXT_PP(n));
-	if (value[0] == '\0' || strlen(value) > (size_t) max_bytes)
-		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("%s must be 1 to %d bytes long, not %zu", name, max_bytes, strlen(value)),
-				value[0] == '\0' ? errhint("Pass a non-empty value.")
-								 : errhint("Pass a shorter value."));
-	return value;
+	value = PG_GETARG_TEXT_PP(n);
+	check_length(name, VARSIZE_ANY_EXHDR(value), max_bytes, "Pass a shorter value.");
+	return text_to_cstring(value);
 }
 
 /*
- * Returns the optional name of a worker, NULL for none.  Raises 22023 for the name of a
- * handler's process: a restart ends the lease of a job with such a name at once.
+ * Returns an optional argument with the name of a worker, or NULL.  Raises 22023 for a name like
+ * those of handler processes, because a restart ends the leases of jobs with such names at once.
  */
 text *
 idemq_arg_worker(FunctionCallInfo fcinfo, int n)
@@ -81,18 +87,14 @@ idemq_arg_worker(FunctionCallInfo fcinfo, int n)
 	return cstring_to_text(name);
 }
 
-/* Raises 22023 for an idempotency key that is empty or too long for an index. */
+/* Raises 22023 if an idempotency key is empty, or too long for the index. */
 void
 idemq_check_key(const char *name, int bytes)
 {
-	if (bytes == 0 || bytes > IDEMQ_MAX_KEY)
-		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("%s must be 1 to %d bytes long, not %d", name, IDEMQ_MAX_KEY, bytes),
-				bytes == 0 ? errhint("Pass a non-empty value.")
-						   : errhint("Pass a hash of the value instead."));
+	check_length(name, bytes, IDEMQ_MAX_KEY, "Pass a hash of the value instead.");
 }
 
-/* Raises 22023 for a kind that is empty or too long. */
+/* Raises 22023 if a kind is empty or too long. */
 void
 idemq_check_kind(int bytes)
 {
@@ -106,9 +108,9 @@ idemq_check_kind(int bytes)
 }
 
 /*
- * Returns an interval in microseconds, as extract(epoch FROM ...) counts: a year
- * as 365.25 days, a month as 30, a day as 24 hours; the nearest int64 when it
- * does not fit.
+ * Returns an interval in microseconds, computed like extract(epoch FROM ...): a year has 365.25
+ * days, a month 30 days, and a day 24 hours.  If the result does not fit, returns the nearest
+ * int64.
  */
 int64
 idemq_interval_usecs(const Interval *interval)
@@ -127,8 +129,8 @@ idemq_interval_usecs(const Interval *interval)
 }
 
 /*
- * Returns an interval in microseconds.  Raises 22023 below least microseconds (1:
- * positive; 0: not negative) and above 1,000 years.
+ * Returns an interval in microseconds.  Raises 22023 if it is less than least microseconds (1:
+ * must be positive; 0: must not be negative), or more than 1,000 years.
  */
 int64
 idemq_check_interval(const char *name, const Interval *interval, int64 least)
@@ -147,7 +149,7 @@ idemq_check_interval(const char *name, const Interval *interval, int64 least)
 	return usecs;
 }
 
-/* Returns an interval argument in microseconds, checked. */
+/* Like idemq_check_interval, for an argument; also raises 22004 for NULL. */
 int64
 idemq_arg_interval(FunctionCallInfo fcinfo, int n, const char *name, int64 least)
 {
@@ -155,7 +157,7 @@ idemq_arg_interval(FunctionCallInfo fcinfo, int n, const char *name, int64 least
 	return idemq_check_interval(name, PG_GETARG_INTERVAL_P(n), least);
 }
 
-/* Returns a jsonb argument, 0 for NULL; raises 54000 for one that is too long. */
+/* Returns an optional jsonb argument, or 0; raises 54000 if it is too long. */
 Datum
 idemq_arg_document(FunctionCallInfo fcinfo, int n, const char *name)
 {
@@ -168,6 +170,7 @@ idemq_arg_document(FunctionCallInfo fcinfo, int n, const char *name)
 	return value;
 }
 
+/* Returns a boolean argument. */
 bool
 idemq_arg_bool(FunctionCallInfo fcinfo, int n, const char *name)
 {
@@ -175,7 +178,7 @@ idemq_arg_bool(FunctionCallInfo fcinfo, int n, const char *name)
 	return PG_GETARG_BOOL(n);
 }
 
-/* Returns an integer that is from min to max; raises 22023 for others. */
+/* Returns an integer; raises 22023 if it is not between min and max. */
 int32
 idemq_check_int(const char *name, int32 value, int32 min, int32 max)
 {
@@ -188,7 +191,7 @@ idemq_check_int(const char *name, int32 value, int32 min, int32 max)
 	return value;
 }
 
-/* Returns an integer argument from min to max. */
+/* Like idemq_check_int, for an argument. */
 int32
 idemq_arg_int(FunctionCallInfo fcinfo, int n, const char *name, int32 min, int32 max)
 {
@@ -196,7 +199,7 @@ idemq_arg_int(FunctionCallInfo fcinfo, int n, const char *name, int32 min, int32
 	return idemq_check_int(name, PG_GETARG_INT32(n), min, max);
 }
 
-/* Returns a number argument from min to max; raises 22023 for others, and for NaN. */
+/* Returns a float8 argument; raises 22023 if it is NaN or not between min and max. */
 double
 idemq_arg_float(FunctionCallInfo fcinfo, int n, const char *name, double min, double max)
 {
@@ -212,9 +215,9 @@ idemq_arg_float(FunctionCallInfo fcinfo, int n, const char *name, double min, do
 }
 
 /*
- * Takes an array argument apart.  Raises 22004 for NULL, and for a NULL element
- * unless nulls_allowed; 22023 for another shape than one dimension from 1, and
- * for too many elements.
+ * Reads an array argument into its elements.  Raises 22004 if it is NULL, or contains NULL and
+ * nulls_allowed is false; 22023 if it has more than one dimension, a lower bound other than 1, or
+ * too many elements.
  */
 void
 idemq_arg_array(FunctionCallInfo fcinfo, int n, const char *name, Oid element_type,
@@ -248,8 +251,8 @@ idemq_arg_array(FunctionCallInfo fcinfo, int n, const char *name, Oid element_ty
 }
 
 /*
- * Like idemq_arg_array, for an optional array that must be as long as another one;
- * values is NULL when the argument is.
+ * Like idemq_arg_array, for an optional array, which must have count elements, as many as the
+ * argument named other.  If the argument is NULL, array->values is NULL.
  */
 void
 idemq_arg_array_like(FunctionCallInfo fcinfo, int n, const char *name, Oid element_type,
@@ -266,7 +269,7 @@ idemq_arg_array_like(FunctionCallInfo fcinfo, int n, const char *name, Oid eleme
 				errhint("Pass arrays of equal length."));
 }
 
-/* Raises 22004 unless the first two arguments, id and token, say which attempt is meant. */
+/* Raises 22004 if one of the first two arguments, id and token, is NULL. */
 void
 idemq_arg_attempt(FunctionCallInfo fcinfo)
 {
@@ -274,7 +277,7 @@ idemq_arg_attempt(FunctionCallInfo fcinfo)
 	idemq_arg_required(fcinfo, 1, "token");
 }
 
-/* Reads the attempts that the first two arguments name: ids, and a token for each. */
+/* Reads the first two arguments: an array of ids, and an array with a token for each id. */
 void
 idemq_arg_attempts(FunctionCallInfo fcinfo, ArrayArg *ids, ArrayArg *tokens)
 {
@@ -283,7 +286,7 @@ idemq_arg_attempts(FunctionCallInfo fcinfo, ArrayArg *ids, ArrayArg *tokens)
 	idemq_arg_array_like(fcinfo, 1, "tokens", INT8OID, false, ids->count, "ids", tokens);
 }
 
-/* Returns microseconds as an interval of hours, minutes and seconds. */
+/* Returns microseconds as an interval, without days and months. */
 Datum
 idemq_interval_datum(int64 usecs)
 {
@@ -293,7 +296,7 @@ idemq_interval_datum(int64 usecs)
 	return IntervalPGetDatum(interval);
 }
 
-/* Returns a row of the function's result type. */
+/* Returns a row of the function's result type, for example RowBuilder's values. */
 Datum
 idemq_row_datum(FunctionCallInfo fcinfo, Datum *values, bool *nulls)
 {
@@ -304,7 +307,7 @@ idemq_row_datum(FunctionCallInfo fcinfo, Datum *values, bool *nulls)
 	return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls));
 }
 
-/* Returns the row of a procedure that has one INOUT argument. */
+/* Returns the result of a procedure that has one INOUT argument. */
 Datum
 idemq_value_row_datum(FunctionCallInfo fcinfo, Datum value)
 {
@@ -313,7 +316,7 @@ idemq_value_row_datum(FunctionCallInfo fcinfo, Datum value)
 	return idemq_row_datum(fcinfo, &value, &isnull);
 }
 
-/* Returns where a set-returning function's result goes; raises 0A000 where no set can go. */
+/* Returns the ReturnSetInfo of a set-returning function; raises 0A000 if a set is not allowed. */
 ReturnSetInfo *
 idemq_srf_place(FunctionCallInfo fcinfo)
 {
@@ -328,8 +331,8 @@ idemq_srf_place(FunctionCallInfo fcinfo)
 }
 
 /*
- * Begins a set-returning function's result: a tuplestore, setResult, of row type setDesc.  The
- * current memory context stays the caller's.
+ * Begins the result of a set-returning function: setResult is an empty tuplestore for rows of type
+ * setDesc.  Does not change the current memory context.
  */
 ReturnSetInfo *
 idemq_srf_begin(FunctionCallInfo fcinfo)
@@ -349,7 +352,7 @@ idemq_srf_begin(FunctionCallInfo fcinfo)
 	return rsinfo;
 }
 
-/* Compares two int32, or structs that begin with one, for qsort and bsearch. */
+/* Compares two int32, or two structs that begin with an int32; for qsort and bsearch. */
 int
 idemq_compare_int32(const void *a, const void *b)
 {

@@ -1,6 +1,6 @@
 /*
  * base/base.h
- *		What every layer may use: settings, clock, arguments, SQL from C, arithmetic.
+ *		Types and functions for all layers: settings, clock, arguments, SQL from C, arithmetic.
  */
 #ifndef IDEMQ_BASE_BASE_H
 #define IDEMQ_BASE_BASE_H
@@ -17,19 +17,17 @@
 #include "utils/timestamp.h"
 
 /*
- * Types that more than one file of idemq uses.
- *
- * Times: a TimestampTz is PostgreSQL's (microseconds since 2000-01-01 UTC) and
- * comes from idemq_now(); "mono" is microseconds of CLOCK_MONOTONIC, ahead by the
- * test clock; lengths of time are int64 microseconds.
+ * Times.  A TimestampTz has PostgreSQL's unit (microseconds since 2000-01-01 UTC) and comes from
+ * idemq_now().  "mono" is CLOCK_MONOTONIC in microseconds, plus what the test clock adds.
+ * Durations are int64 microseconds.
  */
 
-/* PostgreSQL 18's word, in front of a declaration. */
+/* PostgreSQL 18 and later define it. */
 #ifndef pg_noreturn
 #define pg_noreturn pg_attribute_noreturn()
 #endif
 
-/* Begins a function that SQL calls, and declares its calling convention. */
+/* Begins the definition of a function that SQL calls. */
 #define SQL_FUNCTION(name)                                                                         \
 	PG_FUNCTION_INFO_V1(name);                                                                     \
 	Datum name(PG_FUNCTION_ARGS)
@@ -42,25 +40,25 @@
 #define IDEMQ_PRIORITIES 10
 #define IDEMQ_DEFAULT_PRIORITY 4
 #define IDEMQ_MAX_QUEUE_NAME 48 /* bytes */
-#define IDEMQ_MAX_NAME_ARG 1024 /* bytes of a name to look up, which may not exist */
+#define IDEMQ_MAX_NAME_ARG 1024 /* bytes of a name that is looked up and need not exist */
 #define IDEMQ_MAX_KEY 1024		/* bytes: an index row holds at most 2704 */
 #define IDEMQ_MAX_KIND 64		/* bytes */
 #define IDEMQ_MAX_WORKER 256	/* bytes */
-/* A job that a handler has claimed has a worker's name that begins with this. */
+/* The worker's name of a job that a handler has claimed begins with this. */
 #define IDEMQ_HANDLER_WORKER "idemq handler"
-/* A handler is stopped when the end of its server has interrupted it so often in a row. */
+/* A handler is stopped after the server has crashed this many times in a row while it ran. */
 #define HANDLER_MAX_CRASHES 3
-/* Maximum number of times in a row that a job is given back because its process was told to end. */
+/* Maximum number of times in a row that a job is released because its process received SIGTERM. */
 #define HANDLER_MAX_INTERRUPTS 2
 #define IDEMQ_MAX_ARRAY 1000000 /* elements of an array argument */
 
-/* A lease whose row is held by a transaction is visited again after so many microseconds. */
+/* If a transaction holds a job's row, its expired lease is tried again after this time: us. */
 #define LEASE_BUSY_RETRY INT64CONST(100000)
-/* A maintenance task waits for a lock no longer than this: lock_timeout, in milliseconds. */
+/* lock_timeout of maintenance tasks and handler processes: ms. */
 #define IDEMQ_LOCK_PATIENCE 200
 #define IDEMQ_LOCK_PATIENCE_TEXT "200"
 
-/* Order as in CREATE TYPE idemq.status. */
+/* In the order of CREATE TYPE idemq.status. */
 typedef enum JobStatus
 {
 	JOB_BLOCKED,
@@ -80,7 +78,7 @@ job_status_is_finished(JobStatus status)
 	return status == JOB_COMPLETED || status == JOB_DEAD || status == JOB_CANCELLED;
 }
 
-/* Order as in CREATE TYPE idemq.outcome. */
+/* In the order of CREATE TYPE idemq.outcome. */
 typedef enum Outcome
 {
 	OUTCOME_ACCEPTED,
@@ -121,7 +119,7 @@ ready_key_less(ReadyKey a, ReadyKey b)
 	return a.ready_at < b.ready_at || (a.ready_at == b.ready_at && a.id < b.id);
 }
 
-/* Returns the least key above a key. */
+/* Returns the smallest key that is greater than a key. */
 static inline ReadyKey
 ready_key_after(ReadyKey key)
 {
@@ -130,24 +128,22 @@ ready_key_after(ReadyKey key)
 	return (ReadyKey){key.ready_at, key.id + 1};
 }
 
-/* Where the index entries of a row point (table/jobs_version.c); a hint, once it is remembered. */
+/* The HOT root TID of a row, to which its index entries point (table/jobs_version.c). */
 typedef struct TidHint
 {
-	ItemPointerData root_tid; /* invalid: not known */
-	Oid file;				  /* the table's file then */
+	ItemPointerData root_tid; /* invalid: unknown */
+	Oid file;				  /* the file of the table at that time */
 } TidHint;
 
 /*
- * Sleeps at random where another session may come in between.  Only tests have it (make
- * chaos builds with -DIDEMQ_JITTER); otherwise it is nothing.
- *
- * It stands where a change is visible, and shared memory does not know of it yet.  No lock
- * of ours is held there; interrupts may be.
+ * Sleeps for a random time where a change is visible, but not yet known in shared memory, so that
+ * tests find races.  It does nothing unless the library was built with -DIDEMQ_JITTER (make
+ * chaos).  Never place it where a lock of ours is held.
  */
 
 #ifdef IDEMQ_JITTER
 
-/* Once in eight times, up to 2 ms; once in 128, up to 32 ms. */
+/* Sleeps once in 8 calls for up to 2 ms, and once in 128 calls for up to 32 ms. */
 static inline void
 idemq_jitter(void)
 {
@@ -231,7 +227,7 @@ idemq_stop(int pid, const char *name)
 #endif
 
 /*
- * SQLSTATEs of idemq.  Class IQ is ours; everything else is standard.
+ * SQLSTATEs of class IQ, which is idemq's own.  All other errors have standard SQLSTATEs.
  */
 
 #define ERRCODE_IDEMQ_LEASE_LOST MAKE_SQLSTATE('I', 'Q', '0', '0', '1')
@@ -242,14 +238,14 @@ idemq_stop(int pid, const char *name)
 #define ERRCODE_IDEMQ_ALREADY_COMMITTED MAKE_SQLSTATE('I', 'Q', '0', '0', '6')
 #define ERRCODE_IDEMQ_QUEUE_FULL MAKE_SQLSTATE('I', 'Q', '0', '0', '7')
 
-/* What a handler's function may raise. */
+/* Raised by the function of a handler, to say how the attempt must end (handler/settle.c). */
 #define ERRCODE_IDEMQ_RETRY_LATER MAKE_SQLSTATE('I', 'Q', '0', '1', '0')
 #define ERRCODE_IDEMQ_DEAD MAKE_SQLSTATE('I', 'Q', '0', '1', '1')
 #define ERRCODE_IDEMQ_SNOOZE MAKE_SQLSTATE('I', 'Q', '0', '1', '2')
 
 /*
  * token.c
- *		Fencing tokens: arithmetic only.
+ *		Fencing tokens.
  */
 
 extern int64 idemq_token_lead(int64 base, uint32 timeline);
@@ -258,7 +254,7 @@ extern int64 idemq_token_next(int64 row_token, int64 last_issued, TimestampTz no
 
 /*
  * backoff.c
- *		How long a job waits for its next attempt: arithmetic only.
+ *		How long a job waits for its next attempt.
  */
 
 extern int64 idemq_backoff(int64 base, double factor, int64 max, double jitter, int attempt,
@@ -266,47 +262,51 @@ extern int64 idemq_backoff(int64 base, double factor, int64 max, double jitter, 
 
 /*
  * rates.c
- *		Rate limits: arithmetic only.
+ *		Rate limits.
  */
 
 #define NSECS_PER_USEC INT64CONST(1000)
-/* The longest period: a century.  Times are nanoseconds, and stay far from overflow. */
+/* The longest period, a century in nanoseconds, so that no sum of times overflows. */
 #define RATE_MAX_PERIOD INT64CONST(3155760000000000000)
-/* The parts of a period, and the counts that are kept: of the newest part, and of a period before it. */
+/* Number of parts of a period, and of counts: for the newest part, and for one period before it. */
 #define RATE_PARTS 16
 #define RATE_COUNTS (RATE_PARTS + 1)
-/* The limit of a state that several limits share; those of fewer calls than the second are reached exactly. */
+/* max_calls of a state that several limits share (idemq_rate_call_shared). */
 #define RATE_SHARED (INT64CONST(1) << 31)
+/* A limit of fewer calls can be used up exactly in a shared state; one of more calls, nearly. */
 #define RATE_SHARED_EXACT (1 << 15)
 
-/* A limit: at most so many calls in any period; or a bucket of that burst, filled at that rate. */
+/*
+ * A sliding window of max_calls per period, or a bucket of burst calls that is filled at that
+ * rate.
+ */
 typedef struct RateLimit
 {
 	int64 max_calls; /* 1 to PG_INT32_MAX */
 	int64 period;	 /* ns, 1 to RATE_MAX_PERIOD */
-	int64 burst;	 /* 1 to PG_INT32_MAX; 0: the first rule */
+	int64 burst;	 /* 1 to PG_INT32_MAX; 0: a sliding window */
 } RateLimit;
 
-/* What a limit has counted; zeros: nothing. */
+/* The calls that a limit has counted; all zeros: none. */
 typedef struct RateState
 {
-	int64 used_up_at; /* ns: when it last counted as used up (idemq_rate_use_up) */
-	int64
-		part; /* ns: length of the parts; with a burst, minus the increment; 0: nothing is counted */
-	int64 newest; /* number of the newest part; with a burst, the theoretical arrival time */
-	uint32 counts[RATE_COUNTS]; /* of a part: in the place of its number modulo RATE_COUNTS */
+	int64 used_up_at; /* ns: until when the calls are unknown (idemq_rate_use_up) */
+	/* ns: length of a part; with a burst, the negative increment; 0: no calls yet. */
+	int64 part;
+	int64 newest;				/* number of the newest part; with a burst, the TAT in ns */
+	uint32 counts[RATE_COUNTS]; /* calls of a part, at index (number of the part % RATE_COUNTS) */
 } RateState;
 
 typedef struct RateAnswer
 {
 	bool allowed;
-	int64 remaining;   /* calls that may follow at once */
-	int64 retry_after; /* ns until the same call is allowed; 0 when it is */
-	int64 before;	   /* for idemq_rate_undo: newest before the call, with a burst */
-	int64 after;	   /* and after it */
+	int64 remaining;   /* number of calls that would be allowed now */
+	int64 retry_after; /* ns until the same call would be allowed; 0 if it was allowed */
+	int64 before;	   /* RateState.newest before the call, for idemq_rate_undo with a burst */
+	int64 after;	   /* RateState.newest after the call, for idemq_rate_undo */
 } RateAnswer;
 
-/* Returns the limit of so many calls in a period of microseconds, a century at most. */
+/* Returns a RateLimit; period: in microseconds, shortened to a century if it is longer. */
 static inline RateLimit
 idemq_rate_limit(int64 max_calls, int64 period, int64 burst)
 {
@@ -314,7 +314,7 @@ idemq_rate_limit(int64 max_calls, int64 period, int64 burst)
 					   burst};
 }
 
-/* Returns in how many microseconds, rounded up, a call that was refused is allowed. */
+/* Returns retry_after in microseconds, rounded up. */
 static inline int64
 idemq_rate_retry_after(const RateAnswer *answer)
 {
@@ -334,11 +334,11 @@ extern void idemq_rate_from_shared(const RateLimit *limit, RateState *state,
 
 /*
  * histogram.c
- *		Histograms of lengths of time, on a logarithmic scale.
+ *		Histograms of durations, on a logarithmic scale.
  */
 
 #define HISTOGRAM_BUCKETS 160
-/* Longer times share a bucket: 2^41 us. */
+/* The last bucket counts all durations from this one on: 2^41 us. */
 #define HISTOGRAM_LIMIT (INT64CONST(1) << (HISTOGRAM_BUCKETS / 4 + 1))
 
 extern int idemq_histogram_bucket(int64 usecs);
@@ -350,16 +350,16 @@ extern void idemq_histogram_unpack(ArrayType *packed, uint64 *buckets);
 
 /*
  * settings.c
- *		Settings.
+ *		The settings idemq.*.
  */
 
-/* The most that idemq.max_document can be; base/documents.c says why. */
+/* The largest value of idemq.max_document; base/documents.c says why. */
 #define IDEMQ_MAX_DOCUMENT_KB 65536
 
 extern int idemq_max_queues;
 extern int idemq_max_leases;
-extern int idemq_max_leases_per_database; /* -1: three quarters of them */
-extern int idemq_reserved_leases;		  /* -1: one eighth of them */
+extern int idemq_max_leases_per_database; /* -1: three quarters of max_leases */
+extern int idemq_reserved_leases;		  /* -1: one eighth of max_leases */
 extern int idemq_max_buckets;
 extern bool idemq_worker;
 extern bool idemq_notify;
@@ -369,64 +369,64 @@ extern int idemq_attach_grace; /* ms */
 extern int idemq_notify_delay; /* ms */
 extern int idemq_max_handler_workers;
 extern int idemq_max_document;	  /* kB */
-extern int idemq_audit_retention; /* minutes; below 0: for ever */
-extern char *idemq_actor;		  /* for idemq.audit; empty: not said */
-extern char *idemq_process;		  /* identifies the worker of this session; empty: not set */
-extern int idemq_purge_interval;  /* ms; not above 0: off */
+extern int idemq_audit_retention; /* minutes; -1: rows are never deleted */
+extern char *idemq_actor;		  /* for idemq.audit; empty: unknown */
+extern char *idemq_process;		  /* the worker process that uses this session; empty: unknown */
+extern int idemq_purge_interval;  /* ms; 0 or -1: off */
 
 extern void idemq_settings_define(void);
 extern int idemq_queue_count(void);
 
 /*
  * shmem.c
- *		Shared memory: size and start-up.
+ *		Requests shared memory, and divides it among its parts.
  */
 
-/* The areas of shared memory, by what their size depends on. */
+/* The areas of shared memory, by the setting on which their size depends. */
 typedef enum ShmemArea
 {
 	AREA_FIXED,
-	AREA_QUEUES,   /* idemq.max_queues; for waiters, the connections as well */
+	AREA_QUEUES,   /* idemq.max_queues; the sets of waiters also depend on MaxBackends */
 	AREA_WORKERS,  /* max_worker_processes */
-	AREA_SESSIONS, /* the connections */
+	AREA_SESSIONS, /* MaxBackends */
 	AREAS
 } ShmemArea;
 
-/* One part of idemq's shared memory; its file owns its contents and locks. */
+/* A part of idemq's shared memory.  The file that defines it owns its contents and locks. */
 typedef struct ShmemPart
 {
-	void **area;		/* where the file keeps its address */
-	Size size;			/* bytes of its fixed part */
-	Size each;			/* bytes of each element behind that */
-	int (*count)(void); /* of elements, by the settings; NULL: none */
+	void **area;		/* the file's pointer to the part, which is set in each process */
+	Size size;			/* bytes without the array of elements */
+	Size each;			/* bytes per element */
+	int (*count)(void); /* returns the number of elements; NULL: no array */
 	ShmemArea lies_in;
-	const char *tranche;	   /* of its locks; NULL: none */
-	void (*init)(int tranche); /* fills the area, of zeros, at the start of the server; or NULL */
+	const char *tranche;	   /* of its LWLocks; NULL: none */
+	void (*init)(int tranche); /* initializes the zeroed part when the server starts, or NULL */
 
-	HTAB **hash; /* a hash table beside it; NULL: none */
+	HTAB **hash; /* the file's pointer to a hash table of the part; NULL: none */
 	const char *hash_name;
-	const int *hash_entries; /* how many it has room for */
+	const int *hash_entries; /* maximum number of entries */
 	Size key_size;
 	Size entry_size;
-	long partitions; /* 0: one lock covers all of it */
+	long partitions; /* 0: the table is not partitioned */
 } ShmemPart;
 
 extern void idemq_shmem_install(const ShmemPart *const *parts, int nparts);
 
-/* What is used of a table in shared memory. */
+/* How full a table in shared memory is. */
 typedef struct TableUsage
 {
 	int used;
-	int room;
-	int64 refused; /* how often something found no room */
+	int room;	   /* maximum number of entries */
+	int64 refused; /* how often there was no room for an entry */
 } TableUsage;
 
 /*
  * clock.c
- *		One clock for the whole server that does not go back by itself.
+ *		One clock for the whole server, which never goes back.
  */
 
-/* 2026-01-01 as a TimestampTz, 9,497 days after 2000-01-01: tokens and ids count from it. */
+/* 2026-01-01 as a TimestampTz (9,497 days after 2000-01-01), from which tokens and ids count. */
 #define IDEMQ_EPOCH (INT64CONST(9497) * USECS_PER_DAY)
 
 extern const ShmemPart idemq_clock_part;
@@ -451,7 +451,7 @@ extern void idemq_begin_transaction(void);
 
 /*
  * secret.c
- *		Hashes that cannot be computed outside this server.
+ *		Hashes that only this server can compute.
  */
 
 extern const ShmemPart idemq_secret_part;
@@ -459,7 +459,7 @@ extern uint64 idemq_secret_hash(uint64 number, const void *data, size_t length);
 
 /*
  * sync_rep.c
- *		Waiting until synchronous standbys have what an answer shows.
+ *		Waits until synchronous standbys have what a result shows.
  */
 
 extern void idemq_sync_rep_await(void);
@@ -467,20 +467,20 @@ extern void idemq_sync_rep_await_commit(void);
 
 /*
  * slice.c
- *		How much a piece of work may take before others have their turn.
+ *		Limits how much work is done before other work gets its turn.
  */
 
-/* Microseconds for which the background worker works for one queue, or at one task, at a time. */
+/* Time for which the background worker works for one queue, or on one task: us. */
 #define SLICE_OF_TASK INT64CONST(5000)
-/* Of a session, for what a claim does for its queue before it claims. */
+/* Time for which a session does maintenance of its queue before it claims: us. */
 #define SLICE_OF_CALL INT64CONST(100000)
-/* Of both: bytes of WAL. */
+/* Bytes of WAL after which either is over. */
 #define SLICE_BYTES (1024 * 1024)
 
 typedef struct Slice
 {
-	int64 until;  /* mono */
-	uint64 bytes; /* of WAL that this process will have written by then */
+	int64 until;  /* idemq_stopwatch: when it is over */
+	uint64 bytes; /* pgWalUsage.wal_bytes: when it is over */
 } Slice;
 
 extern void idemq_slice_begin(Slice *slice, int64 time);
@@ -488,7 +488,7 @@ extern bool idemq_slice_is_over(const Slice *slice);
 
 /*
  * args.c
- *		Arguments of SQL functions, checked; results, shaped.
+ *		Arguments and results of SQL functions.
  */
 
 extern void idemq_check_top_level(FunctionCallInfo fcinfo, const char *name, const char *why);
@@ -507,7 +507,7 @@ extern double idemq_arg_float(FunctionCallInfo fcinfo, int n, const char *name, 
 extern void idemq_check_key(const char *name, int bytes);
 extern void idemq_check_kind(int bytes);
 
-/* A one-dimensional array argument, taken apart. */
+/* The elements of an array argument. */
 typedef struct ArrayArg
 {
 	int count;
@@ -523,15 +523,15 @@ extern void idemq_arg_array_like(FunctionCallInfo fcinfo, int n, const char *nam
 extern void idemq_arg_attempt(FunctionCallInfo fcinfo);
 extern void idemq_arg_attempts(FunctionCallInfo fcinfo, ArrayArg *ids, ArrayArg *tokens);
 
-/* A row of a result, made column by column. */
+/* A row of a result, which is built column by column. */
 typedef struct RowBuilder
 {
-	int columns; /* so far */
+	int columns; /* number of columns so far */
 	Datum values[48];
 	bool nulls[48];
 } RowBuilder;
 
-/* Adds a column, which is NULL unless its value is known. */
+/* Adds a column, which is NULL if known is false. */
 static inline void
 row_add_if(RowBuilder *row, bool known, Datum value)
 {
@@ -557,8 +557,7 @@ extern int idemq_compare_int64(const void *a, const void *b);
 
 /*
  * documents.c
- *		How long a document is as text; the limit for one, idemq.max_document; whether two
- *		are equal.
+ *		The length of a JSON document as text, and the limit on it; whether documents are equal.
  */
 
 #define DOCUMENT_MOST ((Size) IDEMQ_MAX_DOCUMENT_KB * 1024)
@@ -570,10 +569,10 @@ extern bool idemq_same_document(Datum first, Datum second);
 
 /*
  * error_text.c
- *		What errors have in common: a message without what differs from job to job.
+ *		The pattern of an error message, and the SQLSTATE in it.
  */
 
-/* So many bytes of a message are looked at; what follows is a stack, or data. */
+/* Only this many bytes of a message are used.  The rest is usually a stack trace or data. */
 #define IDEMQ_ERROR_BYTES 2000
 #define IDEMQ_SQLSTATE_LENGTH 5
 
@@ -584,14 +583,14 @@ extern uint64 idemq_error_hash(const char *sqlstate, const char *pattern);
 
 /*
  * topic_pattern.c
- *		Topics and patterns of them: words between dots.
+ *		Topics, and patterns that match them.
  */
 
-#define TOPIC_MAX 255 /* bytes, as AMQP's short strings */
+#define TOPIC_MAX 255 /* bytes, as in AMQP's short strings */
 #define TOPIC_MAX_WORDS ((TOPIC_MAX + 1) / 2)
 #define TOPIC_MAX_SPACE 48 /* bytes of the first word */
 
-/* A topic or a pattern, taken apart; its words point into the string. */
+/* The words of a topic or a pattern; they point into the string. */
 typedef struct TopicWords
 {
 	int count;
@@ -607,15 +606,15 @@ extern bool idemq_topic_matches(const TopicWords *pattern, const TopicWords *top
 
 /*
  * version.c
- *		The version of this library, and which versions of the SQL objects it works with.
+ *		The version of this library, and the versions of the SQL objects that it works with.
  */
 
 typedef enum IdemqPresence
 {
 	IDEMQ_ABSENT,
-	IDEMQ_OUTDATED, /* nothing works before ALTER EXTENSION idemq UPDATE */
-	IDEMQ_NEWER,	/* nothing works before a restart with a newer library */
-	IDEMQ_HERE		/* of the library's version, or of one that it works with */
+	IDEMQ_OUTDATED, /* too old: requires ALTER EXTENSION idemq UPDATE */
+	IDEMQ_NEWER,	/* too new: requires a restart with a newer library */
+	IDEMQ_HERE		/* the library works with them */
 } IdemqPresence;
 
 extern const char idemq_version[];
@@ -632,15 +631,15 @@ typedef struct ObjectOids
 	Oid schema;	  /* idemq */
 	Oid internal; /* idemq_internal */
 	Oid jobs;	  /* idemq.jobs */
-	Oid jobs_seq; /* its identity's sequence */
+	Oid jobs_seq; /* the sequence of its identity column */
 	Oid queues;
 	Oid queues_seq;
 	Oid queue_grants;
-	Oid steps;		   /* may be invalid within CREATE EXTENSION */
-	Oid dependencies;  /* as steps */
-	Oid children;	   /* as steps */
-	Oid paused_groups; /* as steps */
-	Oid owner;		   /* of idemq.jobs: the role that SQL runs as */
+	Oid steps;		   /* may be invalid during CREATE EXTENSION */
+	Oid dependencies;  /* like steps */
+	Oid children;	   /* like steps */
+	Oid paused_groups; /* like steps */
+	Oid owner;		   /* the owner of idemq.jobs; SQL from C runs as this role */
 	Oid status_type;
 	Oid status[JOB_STATUS_COUNT];
 	Oid outcome[OUTCOME_COUNT];
@@ -657,50 +656,54 @@ extern Datum idemq_outcome_datum(Outcome outcome);
 
 /*
  * spi.c
- *		SQL from C: saved plans, run as the extension's owner.
+ *		SQL from C: saved plans, run as the owner of the extension.
  */
 
 #define SQL_MAX_ARGS 32
 
-/* The field of a struct that takes a column. */
+/* A field of a struct, into which a column is read. */
 typedef struct SqlField
 {
 	uint16 offset;
 	uint16 size;
-	const char *const *names; /* a text is read as its index here; ends with NULL */
+	const char *const *names; /* not NULL: a text column is read as its index in this list */
 } SqlField;
 
 /* clang-format off */
 #define SQL_FIELD(type, field) {offsetof(type, field), sizeof(((type *) NULL)->field), NULL}
 #define SQL_CHOICE(type, field, names) {offsetof(type, field), sizeof(int), names}
+/* For a statement that returns one column, which is read into a variable of that type. */
+#define SQL_SCALAR(type) ((const SqlField[]){{0, sizeof(type), NULL}})
 /* clang-format on */
 
 /*
- * One statement; static in the file that runs it, its plan prepared at first use.
+ * A statement: a static variable in the file that runs it.  Its plan is prepared when it is first
+ * used.
  *
- * Without an array of nulls an argument of a type passed by reference is NULL when its Datum
- * is 0.
+ * If a function gets no array of nulls, an argument of a type that is passed by reference is NULL
+ * if its Datum is 0.
  */
 typedef struct SqlStatement
 {
 	const char *text;
-	int nargs; /* 0: as many as there are types */
+	int nargs; /* 0: until the first invalid element of types */
 	Oid types[SQL_MAX_ARGS];
-	bool few;	   /* each run is for few rows: it avoids sequential scans */
-	bool in_order; /* as few; rows come in the order of an index: it avoids sorts, too */
+	bool few;	   /* each run reads few rows, so the planner must avoid sequential scans */
+	bool in_order; /* like few, and the rows come in index order, so it must also avoid sorts */
 	/*
-	 * It writes idemq.jobs.  Its owner may have put deferred triggers or foreign keys on it, which
-	 * a security-restricted context does not allow.
+	 * It writes to idemq.jobs, on which its owner may have created deferred triggers or foreign
+	 * keys.  A security-restricted context does not allow these.
 	 */
 	bool on_jobs;
-	bool locks;				/* it locks or writes: it runs under the transaction's snapshot, */
-	bool latest;			/* or under the latest, at each isolation level */
-	const SqlField *fields; /* of the caller's struct, one for each column, in order */
+	bool locks;	 /* it locks or writes rows, so idemq_spi_row uses idemq_spi_run */
+	bool latest; /* idemq_spi_run uses the latest snapshot, at every isolation level */
+	const SqlField
+		*fields; /* one for each column, in order; for idemq_spi_row and idemq_spi_rows */
 	SPIPlanPtr plan;
-	uint32 by_reference; /* bits: arguments passed by reference; set with the plan */
+	uint32 by_reference; /* bit mask of arguments that are passed by reference; set with plan */
 } SqlStatement;
 
-/* What idemq_spi_begin changed and idemq_spi_end puts back. */
+/* The state that idemq_spi_end restores. */
 typedef struct SqlScope
 {
 	Oid user;
@@ -708,16 +711,16 @@ typedef struct SqlScope
 	int guc_level;
 } SqlScope;
 
-/* Code of idemq's of which no message shows the context; on the stack of the call. */
+/* Running code of idemq, whose context is removed from messages; on the caller's stack. */
 typedef struct HiddenContext
 {
 	const char *statement; /* NULL: a function */
-	int outside;		   /* trigger functions that run around it */
-	int inside;			   /* as outside, when the last message was raised in it */
+	int outside;		   /* trigger depth at its start */
+	int inside;			   /* trigger depth at the last message that it has raised */
 	struct HiddenContext *outer;
 } HiddenContext;
 
-extern void idemq_context_hide(HiddenContext *context);
+extern void idemq_context_hide(HiddenContext *context, const char *statement);
 extern void idemq_context_show(HiddenContext *context);
 extern void idemq_context_install(void);
 extern void idemq_spi_begin(SqlScope *scope);

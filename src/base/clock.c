@@ -1,16 +1,16 @@
 /*
  * base/clock.c
- *		One clock for the whole server that does not go back by itself.
+ *		One clock for the whole server, which never goes back while the server runs.
  *
- * Deadlines are kept in CLOCK_MONOTONIC.  What is due is decided by
- * idemq_now(): CLOCK_MONOTONIC plus the greatest difference to the wall clock
- * seen since the server started.  An operator who sets the wall clock back by
- * hours therefore neither stops the queues nor revives a lease; one who sets
- * it forward makes scheduled jobs due, and reaps nothing.
+ * Deadlines use CLOCK_MONOTONIC ("mono").  idemq_now() determines which jobs are due: it is
+ * CLOCK_MONOTONIC plus the largest difference between the wall clock and CLOCK_MONOTONIC that was
+ * seen since the server started.  Therefore, if an operator sets the wall clock back by hours,
+ * jobs still become due, and no expired lease becomes valid again.  If an operator sets it
+ * forward, scheduled jobs become due, but no lease expires early.
  *
- * When the wall clock jumps ahead and is corrected, idemq_now() stays ahead until the server
- * restarts: low-water marks of FIFO groups, among others, rely on a time that never goes back.  A
- * DBA corrects what was written meanwhile (doc/operations/clocks.md).
+ * If the wall clock jumps ahead and is corrected, idemq_now() stays ahead until the server
+ * restarts, because low-water marks of FIFO groups, among others, rely on a time that never goes
+ * back.  A DBA can correct the times that were written meanwhile (doc/operations/clocks.md).
  *
  * With idemq.test_clock, all of these clocks, and idemq_wall_now(), are ahead of the server's
  * clocks by the sum of the intervals passed to idemq.advance_clock (api/advance_clock.c).  Both
@@ -50,34 +50,36 @@ typedef struct ClockShared
 {
 	LWLock advance_lock;		  /* held while the file and the sum change */
 	pg_atomic_uint64 ahead;		  /* microseconds; grows, under advance_lock */
-	pg_atomic_uint64 advanced_at; /* mono, by the new time: when the sum last grew */
+	pg_atomic_uint64 advanced_at; /* mono, including the growth: when the sum last grew */
 	pg_atomic_flag told;		  /* the log already says that the test clock is on */
 
 	pg_atomic_uint64 offset;		/* TimestampTz minus mono, as int64; grows */
-	pg_atomic_uint64 primary_since; /* TimestampTz; 0: not yet asked as a primary */
+	pg_atomic_uint64 primary_since; /* TimestampTz; 0: not called yet (idemq_primary_since) */
 	pg_atomic_uint64 primary_mono;	/* the same time by CLOCK_MONOTONIC; set before primary_since */
 } ClockShared;
 
 static ClockShared *clock_shared = NULL;
 
+/* Returns the present offset between the server's own clocks. */
 static int64
 observed_offset(void)
 {
 	TimestampTz wall = GetCurrentTimestamp();
 
 	/*
-	 * Neither clock is ahead here.  The wall clock is read first, so a delay between the two reads can
-	 * only make the offset too small, which taking the maximum corrects, and never too large.
+	 * A delay between the two reads makes the offset too small, which current_offset corrects by
+	 * taking the maximum.  In the other order, the offset would be too large.
 	 */
 	return wall - idemq_stopwatch();
 }
 
 /*
- * Reads the sum from the file; 0 if there is no file.  A server whose test clock is off does not use
- * the sum: if the file cannot be read, it only needs to know that its clock was ahead.
+ * Returns the sum from the file, or 0 if there is no file.  If the file cannot be read, raises an
+ * error, unless the test clock is off; then the sum is not used, and 1 shows that the clock has
+ * been ahead.
  */
 static int64
-read_ahead(void)
+read_clock_file(void)
 {
 	int level = idemq_test_clock ? FATAL : WARNING;
 	FILE *file = AllocateFile(CLOCK_FILE, PG_BINARY_R);
@@ -98,7 +100,7 @@ read_ahead(void)
 	FreeFile(file);
 	text[length] = '\0';
 	usecs = strtoll(text, &end, 10);
-	/* A number that is too long becomes the greatest one. */
+	/* strtoll returns the largest number if the digits do not fit. */
 	if (!isdigit((unsigned char) text[0]) || end + 1 != text + length || *end != '\n' ||
 		usecs > MOST_AHEAD)
 	{
@@ -110,23 +112,11 @@ read_ahead(void)
 	return usecs;
 }
 
-/* Writes the sum durably. */
-static void
-write_ahead(int64 usecs)
-{
-	FILE *file = AllocateFile(CLOCK_FILE_NEW, PG_BINARY_W);
-
-	if (file == NULL || fprintf(file, "%lld\n", (long long) usecs) < 0 || FreeFile(file) != 0)
-		ereport(ERROR, errcode_for_file_access(),
-				errmsg("could not write file \"%s\": %m", CLOCK_FILE_NEW));
-	(void) durable_rename(CLOCK_FILE_NEW, CLOCK_FILE, ERROR);
-}
-
 static void
 init_clock(int tranche)
 {
 	LWLockInitialize(&clock_shared->advance_lock, tranche);
-	pg_atomic_init_u64(&clock_shared->ahead, (uint64) read_ahead());
+	pg_atomic_init_u64(&clock_shared->ahead, (uint64) read_clock_file());
 	pg_atomic_init_u64(&clock_shared->advanced_at, 0);
 	pg_atomic_init_flag(&clock_shared->told);
 	pg_atomic_init_u64(&clock_shared->offset, (uint64) observed_offset());
@@ -146,7 +136,7 @@ idemq_clock_ahead(void)
 	return unlikely(idemq_test_clock) ? (int64) pg_atomic_read_u64(&clock_shared->ahead) : 0;
 }
 
-/* Returns how far the test clock has moved on this server, even if it is off now. */
+/* Returns how far the test clock has moved on this server, even if idemq.test_clock is off now. */
 int64
 idemq_clock_known_ahead(void)
 {
@@ -168,6 +158,7 @@ void
 idemq_clock_advance(int64 usecs)
 {
 	int64 ahead;
+	FILE *file;
 
 	LWLockAcquire(&clock_shared->advance_lock, LW_EXCLUSIVE);
 	ahead = (int64) pg_atomic_read_u64(&clock_shared->ahead);
@@ -179,10 +170,15 @@ idemq_clock_advance(int64 usecs)
 				errhint("Continue the tests on a new server."));
 	if (usecs > 0)
 	{
-		write_ahead(ahead + usecs);
+		file = AllocateFile(CLOCK_FILE_NEW, PG_BINARY_W);
+		if (file == NULL || fprintf(file, "%lld\n", (long long) (ahead + usecs)) < 0 ||
+			FreeFile(file) != 0)
+			ereport(ERROR, errcode_for_file_access(),
+					errmsg("could not write file \"%s\": %m", CLOCK_FILE_NEW));
+		(void) durable_rename(CLOCK_FILE_NEW, CLOCK_FILE, ERROR);
 		pg_atomic_write_u64(&clock_shared->advanced_at,
 							(uint64) (idemq_stopwatch() + ahead + usecs));
-		/* A full barrier: a process that is woken after this reads the new time. */
+		/* This is a full barrier, so a process that is woken afterwards reads the new time. */
 		(void) pg_atomic_fetch_add_u64(&clock_shared->ahead, usecs);
 	}
 	LWLockRelease(&clock_shared->advance_lock);
@@ -208,14 +204,14 @@ idemq_stopwatch(void)
 	return (int64) ts.tv_sec * USECS_PER_SEC + ts.tv_nsec / 1000;
 }
 
-/* Returns "mono": CLOCK_MONOTONIC plus what the test clock is ahead, in microseconds. */
+/* Returns "mono": CLOCK_MONOTONIC plus idemq_clock_ahead, in microseconds. */
 int64
 idemq_mono_now(void)
 {
 	return idemq_stopwatch() + idemq_clock_ahead();
 }
 
-/* Returns the wall clock plus what the test clock is ahead. */
+/* Returns the wall clock plus idemq_clock_ahead. */
 TimestampTz
 idemq_wall_now(void)
 {
@@ -223,9 +219,9 @@ idemq_wall_now(void)
 }
 
 /*
- * Returns the time at which this transaction began, plus what the test clock is ahead at the first
- * call in the transaction.  Like now(), it stays the same until the transaction ends.  A parallel
- * worker would keep a sum of its own, so now() and test_clock_ahead() are PARALLEL RESTRICTED.
+ * Returns the start time of this transaction, plus idemq_clock_ahead at the first call in the
+ * transaction.  Like now(), the result does not change during the transaction.  A parallel worker
+ * would make its own first call, so idemq.now() and test_clock_ahead() are PARALLEL RESTRICTED.
  */
 TimestampTz
 idemq_transaction_time(void)
@@ -242,7 +238,7 @@ idemq_transaction_time(void)
 	return start + ahead;
 }
 
-/* Returns the offset between the two clocks, moved up if the wall clock ran ahead. */
+/* Returns the largest offset seen so far, including the present one. */
 static int64
 current_offset(void)
 {
@@ -257,7 +253,7 @@ current_offset(void)
 	return (int64) known;
 }
 
-/* Returns the time of day by which jobs become due; never less than before, in this run. */
+/* Returns the time that determines which jobs are due; it never goes back while the server runs. */
 TimestampTz
 idemq_now(void)
 {
@@ -266,14 +262,14 @@ idemq_now(void)
 	return idemq_mono_now() + offset;
 }
 
-/* Returns a time of day as a reading of CLOCK_MONOTONIC. */
+/* Converts a time of idemq_now to mono. */
 int64
 idemq_mono_from_timestamp(TimestampTz ts)
 {
 	return ts - current_offset();
 }
 
-/* Returns a reading of CLOCK_MONOTONIC as a time of day. */
+/* Converts mono to a time of idemq_now. */
 TimestampTz
 idemq_timestamp_from_mono(int64 mono)
 {
@@ -281,8 +277,8 @@ idemq_timestamp_from_mono(int64 mono)
 }
 
 /*
- * Returns when this server was first asked as a primary since its start or its
- * promotion; now, on a standby.
+ * Returns the time of the first call of this function since this server became the primary, by its
+ * start or its promotion.  On a standby, returns the current time.
  */
 TimestampTz
 idemq_primary_since(void)
@@ -304,7 +300,7 @@ idemq_primary_since(void)
 	return (TimestampTz) since;
 }
 
-/* Returns that moment as a reading of CLOCK_MONOTONIC; to be called after idemq_primary_since. */
+/* Returns the same time as mono; call idemq_primary_since first. */
 int64
 idemq_primary_since_mono(void)
 {
@@ -312,8 +308,8 @@ idemq_primary_since_mono(void)
 }
 
 /*
- * Begins a transaction in a process without a client, at the time of now: otherwise now(),
- * and xact_start in pg_stat_activity, would be when the process started.
+ * Begins a transaction in a process that serves no client.  Without a statement's start time, now()
+ * and pg_stat_activity.xact_start would be the start of the process.
  */
 void
 idemq_begin_transaction(void)

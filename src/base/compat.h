@@ -1,7 +1,7 @@
 /*
  * base/compat.h
- *		Every difference between PostgreSQL 15 and 19 that idemq meets; the only
- *		file with PG_VERSION_NUM.
+ *		All differences between PostgreSQL 15 and 19 that matter to idemq.  No other file uses
+ *		PG_VERSION_NUM.
  */
 #ifndef IDEMQ_BASE_COMPAT_H
 #define IDEMQ_BASE_COMPAT_H
@@ -47,21 +47,21 @@
 #error "idemq needs PostgreSQL 15 or later"
 #endif
 
-/* The number of this session's PGPROC: unique among live processes. */
+/* The number of this process's PGPROC, which is unique among running processes. */
 #if PG_VERSION_NUM >= 170000
 #define IDEMQ_MY_PROC_NUMBER ((int32) MyProcNumber)
 #else
 #define IDEMQ_MY_PROC_NUMBER ((int32) MyProc->pgprocno)
 #endif
 
-/* Whether a backslash in a string is an ordinary character: a setting until 18. */
+/* Whether a backslash in a string is an ordinary character; a setting until 18. */
 #if PG_VERSION_NUM >= 190000
 #define COMPAT_STRINGS_CONFORM true
 #else
 #define COMPAT_STRINGS_CONFORM standard_conforming_strings
 #endif
 
-/* Returns whether a session has a transaction that has not ended, for others to see. */
+/* Returns whether a session is in a transaction, as far as other sessions can see. */
 static inline bool
 compat_proc_in_transaction(const PGPROC *proc)
 {
@@ -72,7 +72,7 @@ compat_proc_in_transaction(const PGPROC *proc)
 #endif
 }
 
-/* table_tuple_update answers about indexes with an enum since 16. */
+/* Since 16, table_tuple_update returns an enum that says which indexes need new entries. */
 #if PG_VERSION_NUM >= 160000
 typedef TU_UpdateIndexes UpdateIndexes;
 #define UPDATE_INDEXES_NONE(u) ((u) == TU_None)
@@ -87,7 +87,7 @@ static inline IndexScanDesc
 compat_index_beginscan(Relation heap, Relation index, Snapshot snapshot, int nkeys)
 {
 #if PG_VERSION_NUM >= 190000
-	/* Not SO_HINT_REL_READ_ONLY: what is scanned is about to be written. */
+	/* Not SO_HINT_REL_READ_ONLY, because the rows will be written. */
 	return index_beginscan(heap, index, snapshot, NULL, nkeys, 0, SO_NONE);
 #elif PG_VERSION_NUM >= 180000
 	return index_beginscan(heap, index, snapshot, NULL, nkeys, 0);
@@ -96,7 +96,7 @@ compat_index_beginscan(Relation heap, Relation index, Snapshot snapshot, int nke
 #endif
 }
 
-/* table_tuple_update and table_tuple_delete take options since 19. */
+/* Since 19, table_tuple_update and table_tuple_delete have an argument for options. */
 static inline TM_Result
 compat_tuple_update(Relation rel, ItemPointer tid, TupleTableSlot *row, Snapshot snapshot,
 					Snapshot crosscheck, TM_FailureData *failure, LockTupleMode *mode,
@@ -125,8 +125,8 @@ compat_tuple_delete(Relation rel, ItemPointer tid, Snapshot snapshot, Snapshot c
 }
 
 /*
- * Prunes a page that is full, if nobody else has it pinned.  Since 19 pruning may have to clear
- * the page's bit of the visibility map.
+ * Prunes a page that is nearly full, unless another session has pinned it.  Since 19, pruning may
+ * have to clear the page's bit in the visibility map.
  */
 static inline void
 compat_prune(Relation rel, Buffer buffer)
@@ -134,7 +134,7 @@ compat_prune(Relation rel, Buffer buffer)
 #if PG_VERSION_NUM >= 190000
 	Buffer map = InvalidBuffer;
 
-	/* It is about to be written: nothing is gained by marking it all-visible. */
+	/* The page will be written, so it is useless to mark it all-visible. */
 	heap_page_prune_opt(rel, buffer, &map, false);
 	if (BufferIsValid(map))
 		ReleaseBuffer(map);
@@ -144,8 +144,8 @@ compat_prune(Relation rel, Buffer buffer)
 }
 
 /*
- * A tranche of locks is made once, in shared memory.  Each process that attaches to it names it;
- * since 19 it is named for all when it is made.
+ * The id of a tranche of LWLocks is allocated once.  Until 18, each process must then register its
+ * name; since 19, it is named when it is allocated.
  */
 static inline int
 compat_tranche_new(const char *name)
@@ -165,7 +165,10 @@ compat_tranche_name(int tranche, const char *name)
 #endif
 }
 
-/* A hash table in shared memory, with all its entries from the start. */
+/*
+ * Creates or attaches to a hash table in shared memory, whose entries are all allocated at the
+ * start.
+ */
 static inline HTAB *
 compat_shmem_hash(const char *name, int64 entries, HASHCTL *info, int flags)
 {
@@ -176,7 +179,9 @@ compat_shmem_hash(const char *name, int64 entries, HASHCTL *info, int flags)
 #endif
 }
 
-/* What a signal handler passes on to another; since 19 that includes the signal's sender. */
+/*
+ * The arguments with which a signal handler calls another one; since 19, they include the sender.
+ */
 #if PG_VERSION_NUM >= 190000
 #define COMPAT_SIGNAL_ARGS postgres_signal_arg, pg_siginfo
 #else
@@ -184,12 +189,12 @@ compat_shmem_hash(const char *name, int64 entries, HASHCTL *info, int flags)
 #define PG_SIG_IGN SIG_IGN
 #endif
 
-/* PostgreSQL 19 has it: with its compiler flags a comment does not suffice. */
+/* PostgreSQL 19 defines it, and its compiler flags do not accept a comment instead. */
 #ifndef pg_fallthrough
 #define pg_fallthrough __attribute__((fallthrough))
 #endif
 
-/* What a WAL record of a sequence's row begins with. */
+/* Returns the header of a WAL record for a sequence's row. */
 static inline xl_seq_rec
 compat_sequence_record(Relation rel)
 {
@@ -200,7 +205,7 @@ compat_sequence_record(Relation rel)
 #endif
 }
 
-/* The number of a table's file; a rewrite changes it. */
+/* Returns the number of a table's file, which changes when the table is rewritten. */
 static inline Oid
 compat_file_number(Relation rel)
 {
@@ -238,7 +243,7 @@ compat_insert_index_tuples(ResultRelInfo *result_rel, TupleTableSlot *row, EStat
 #endif
 }
 
-/* Permission info moved out of the range table entry in 16. */
+/* Since 16, permissions are no longer part of the range table entry. */
 static inline void
 compat_init_range_table(EState *estate, Relation rel, Bitmapset *updated_cols)
 {
@@ -266,7 +271,7 @@ compat_init_range_table(EState *estate, Relation rel, Bitmapset *updated_cols)
 #endif
 }
 
-/* The sequence of a table's identity column; takes a Relation since 17. */
+/* Returns the sequence of an identity column.  Since 17, getIdentitySequence takes a Relation. */
 static inline Oid
 compat_identity_sequence(Oid relid, AttrNumber attnum)
 {
@@ -281,7 +286,7 @@ compat_identity_sequence(Oid relid, AttrNumber attnum)
 #endif
 }
 
-/* Whether a DROP DATABASE was interrupted; such databases are marked since 15.4 and 16. */
+/* Returns whether a DROP DATABASE was interrupted; 15.4 and 16 introduced the mark for this. */
 static inline bool
 compat_database_is_invalid(Form_pg_database database)
 {
@@ -293,8 +298,8 @@ compat_database_is_invalid(Form_pg_database database)
 }
 
 /*
- * Takes a lock to the end of the transaction; false if that would wait, or the lock table
- * has no room.
+ * Takes a lock until the end of the transaction.  Returns false if this would require waiting, or
+ * if the lock table is full.
  */
 static inline bool
 compat_lock_if_free(const LOCKTAG *tag, LOCKMODE mode)
@@ -306,7 +311,7 @@ compat_lock_if_free(const LOCKTAG *tag, LOCKMODE mode)
 #endif
 }
 
-/* Whether the current role owns a database. */
+/* Returns whether the current role owns a database. */
 static inline bool
 compat_owns_database(Oid database)
 {
@@ -317,7 +322,7 @@ compat_owns_database(Oid database)
 #endif
 }
 
-/* Whether the current role owns an extension. */
+/* Returns whether the current role owns an extension. */
 static inline bool
 compat_owns_extension(Oid extension)
 {
@@ -328,21 +333,21 @@ compat_owns_extension(Oid extension)
 #endif
 }
 
-/* A server's transaction_timeout would end a background worker in the middle of a task. */
+/* A transaction_timeout set for the server would end a background worker during a task. */
 #if PG_VERSION_NUM >= 170000
 #define COMPAT_TRANSACTION_TIMEOUT_OFF {"transaction_timeout", "0"},
 #else
 #define COMPAT_TRANSACTION_TIMEOUT_OFF
 #endif
 
-/* Whether synchronous_standby_names names any; the minor releases of 2025 changed the flag. */
+/* Returns whether there are synchronous standbys; the minor releases of 2025 changed the flag. */
 static inline bool
 compat_sync_standbys_defined(void)
 {
 #ifdef SYNC_STANDBY_DEFINED
 	uint8 status = ((volatile WalSndCtlData *) WalSndCtl)->sync_standbys_status;
 
-	/* The checkpointer has not looked yet. */
+	/* The checkpointer has not set the flags yet. */
 	if ((status & SYNC_STANDBY_INIT) == 0)
 		return SyncRepStandbyNames != NULL && SyncRepStandbyNames[0] != '\0';
 	return (status & SYNC_STANDBY_DEFINED) != 0;
@@ -351,7 +356,7 @@ compat_sync_standbys_defined(void)
 #endif
 }
 
-/* Wait events of an extension have names since 17. */
+/* Since 17, wait events of an extension can have names. */
 #if PG_VERSION_NUM >= 170000
 #define COMPAT_WAIT_EVENT(function, name)                                                          \
 	static inline uint32 function(void)                                                            \
@@ -375,7 +380,10 @@ COMPAT_WAIT_EVENT(compat_wait_event_worker, "IdemqWorkerMain")
 COMPAT_WAIT_EVENT(compat_wait_event_handler, "IdemqHandlerMain")
 COMPAT_WAIT_EVENT(compat_wait_event_away, "IdemqWorkerAway")
 
-/* The hook that sees what the planner has read of a table: since 19, any relation of a query. */
+/*
+ * The planner hook that runs after the sizes of a table were read.  Since 19, it is called for
+ * every relation of a query.
+ */
 #if PG_VERSION_NUM >= 190000
 #define COMPAT_RELATION_HOOK_POINTER build_simple_rel_hook
 typedef build_simple_rel_hook_type compat_relation_hook_type;
@@ -399,7 +407,7 @@ typedef get_relation_info_hook_type compat_relation_hook_type;
 	}
 #endif
 
-/* Whether a role holds a privilege on a function, a schema or a database. */
+/* Returns whether a role has a privilege on a function, a schema or a database. */
 static inline bool
 compat_may(Oid class_id, Oid object, Oid role, AclMode mode)
 {
@@ -414,7 +422,9 @@ compat_may(Oid class_id, Oid object, Oid role, AclMode mode)
 #endif
 }
 
-/* How long a waiter may stay in one transaction, in microseconds: 9/10 of transaction_timeout. */
+/*
+ * Returns how long a call that waits may stay in one transaction: 9/10 of transaction_timeout, us.
+ */
 static inline int64
 compat_longest_transaction(void)
 {

@@ -1,38 +1,43 @@
 /*
  * base/documents.c
- *		How long a document is as text; the limit for one, idemq.max_document; whether two
- *		are equal.
+ *		The length of a JSON document as text, and the limit on it (idemq.max_document); whether two
+ *		documents are equal.
  *
- * A document is stored as jsonb and sent as text, which may be much longer: a string of
- * \u0001 is 6 times as long, and the number 1e131071 has 12 bytes as jsonb.  PostgreSQL
- * can send no row of 1 GB; a job that cannot be sent could not be claimed, and would keep
- * all behind it waiting.  So the limit is one for the text.
+ * A document is stored as jsonb and sent as text, which may be much longer: a string of \u0001 is
+ * 6 times as long, and the number 1e131071 has 12 bytes as jsonb.  PostgreSQL cannot send a row of
+ * 1 GB, and a job that cannot be sent could not be claimed, and would block all jobs behind it.
+ * Therefore the limit applies to the text form.
  *
- * Whatever can be claimed can be sent: a claimed row has three documents.  The payload is
- * within the limit, or a dead-letter record, which is at most DOCUMENT_MOST + 26 MB
- * (job/dead_letter.c: payload, headers and checkpoint up to DOCUMENT_MOST; 100 attempts with an
- * error of 10,000 characters at 6 bytes, details of 10,000 at 4, a worker's name of 256
- * bytes at 6; 100 steps with an error like that, request and response of 10,000 at 4, a name of
- * 256 bytes at 6); headers and checkpoint are within the limit.  That is 3 * 64 + 26 = 218 MB,
- * and a few kB.  On its way a byte becomes at most 4: as part of a composite value a quote
- * or a backslash is doubled, and to another encoding a character grows by that factor at
- * most (MAX_CONVERSION_GROWTH), but an ASCII one does not.  4 * 218 < 1,024.
+ * Proof that every job can be sent: a claimed row has three documents, payload, headers and
+ * checkpoint.  Each of them is within the limit, but the payload may also be a dead-letter record
+ * (job/dead_letter.c).  Such a record contains:
+ *	- payload, headers and checkpoint of the dead job, with DOCUMENT_MOST bytes together
+ *	- 100 attempts, each with an error of 10,000 characters (of at most 6 bytes), details of 10,000
+ *	  characters (4 bytes), and a worker's name of 256 characters (6 bytes)
+ *	- 100 steps, each with such an error, request and response of 10,000 characters (4 bytes), and a
+ *	  name of 256 characters (6 bytes)
  *
- * Making the text in order to measure it would cost as much as sending it, so most
- * documents are not looked into:
+ * Attempts and steps have at most 26 MB, so the three documents have at most 3 * 64 + 26 = 218 MB,
+ * and a few kB.  When the row is sent, each byte becomes at most 4 bytes: a quote or backslash
+ * inside a composite value is doubled, and a conversion to another encoding makes a character at
+ * most MAX_CONVERSION_GROWTH times as long, but does not change ASCII characters.  Four times
+ * 218 MB is less than 1 GB.
  *
- * - A number that PostgreSQL stores has at most 131,072 digits before the point and
- *   16,383 after it.  With sign, point and separator that is 147,461 characters, from 14
- *   bytes or more (JEntry 4, length 4, header 4, one digit 2).  A number of at most 256
- *   digits before the point and 63 after it may have a header of 2 bytes: 323 characters,
- *   from 10 bytes or more, where it has no digit.  A string of n bytes becomes at most
- *   6 n + 4 characters, with quotes and separator, from n + 4 bytes.  A container adds 4
- *   characters, from 4 bytes; "false" has 7, from 4.  So the text is at most
- *   147,461 / 14 < SPREAD times as long as the jsonb.
- * - Else strings are taken for 6 times their length, and numbers are written out.
- * - Only a document that this finds too long is looked at byte by byte.
+ * To measure a document by writing its text would cost as much as sending it.  Therefore, most
+ * documents are only compared with an upper bound:
  *
- * Locks: none.
+ *	- The text is less than SPREAD times as long as the jsonb.  A stored number has at most 131,072
+ *	  digits before the decimal point and 16,383 after it.  With sign, point and separator, these
+ *	  are 147,461 characters, from at least 14 bytes (JEntry 4, length 4, header 4, one digit 2).
+ *	  A number of at most 256 digits before the point and 63 after it may have a header of 2 bytes:
+ *	  323 characters, from at least 10 bytes, if it has no digits.  A string of n bytes has at most
+ *	  6 n + 4 characters, including quotes and separator, from n + 4 bytes.  A container adds 4
+ *	  characters, from 4 bytes; "false" has 7, from 4.  The largest ratio is 147,461 / 14 < SPREAD.
+ *	- If the document may be too long by that bound, we count 6 characters for each byte of a
+ *	  string, and write out the numbers.
+ *	- Only if it may still be too long, we look at every byte.
+ *
+ * There are no locks.
  */
 #include "postgres.h"
 
@@ -45,37 +50,29 @@
 
 #define SPREAD 10600
 
-/* Returns the length of a string with its quotes: an upper bound, or exactly. */
-static Size
-string_length(const char *string, int bytes, bool exactly)
-{
-	Size length = 2;
-
-	if (!exactly)
-		return length + (Size) bytes * 6;
-	for (int i = 0; i < bytes; i++)
-	{
-		unsigned char c = string[i];
-
-		if (c == '"' || c == '\\' || c == '\b' || c == '\f' || c == '\n' || c == '\r' || c == '\t')
-			length += 2;
-		else
-			length += c < ' ' ? 6 : 1;
-	}
-	return length;
-}
-
-/* Returns the length of a scalar. */
+/* Returns the length of a scalar as text, or an upper bound of it. */
 static Size
 scalar_length(const JsonbValue *value, bool exactly)
 {
 	char *number;
-	Size length;
+	Size length = 2; /* quotes */
 
 	switch (value->type)
 	{
 		case jbvString:
-			return string_length(value->val.string.val, value->val.string.len, exactly);
+			if (!exactly)
+				return length + (Size) value->val.string.len * 6;
+			for (int i = 0; i < value->val.string.len; i++)
+			{
+				unsigned char c = value->val.string.val[i];
+
+				/* As escape_json writes it. */
+				if (c != '\0' && strchr("\"\\\b\f\n\r\t", c) != NULL)
+					length += 2;
+				else
+					length += c < ' ' ? 6 : 1;
+			}
+			return length;
 		case jbvNumeric:
 			number = DatumGetCString(
 				DirectFunctionCall1(numeric_out, NumericGetDatum(value->val.numeric)));
@@ -91,14 +88,17 @@ scalar_length(const JsonbValue *value, bool exactly)
 	}
 }
 
-/* Returns the length of a container's brackets and commas. */
+/* Returns the length of the brackets and separators of a container. */
 static Size
 frame_length(int elements)
 {
 	return 2 + 2 * (Size) Max(elements - 1, 0);
 }
 
-/* Returns the length of a document as text, an upper bound or exactly; it stops above limit. */
+/*
+ * Returns the length of a document as text, or an upper bound of it.  If the length exceeds the
+ * limit, returns some number above the limit.
+ */
 static Size
 text_length(Jsonb *document, bool exactly, Size limit)
 {
@@ -120,8 +120,7 @@ text_length(Jsonb *document, bool exactly, Size limit)
 }
 
 /*
- * Returns whether jsonb documents together have at most limit bytes as text; 0 is no
- * document.
+ * Returns whether the text forms of jsonb documents have at most limit bytes together; 0 is NULL.
  */
 bool
 idemq_documents_fit(const Datum *documents, int count, Size limit)
@@ -147,9 +146,9 @@ idemq_documents_fit(const Datum *documents, int count, Size limit)
 	return false;
 }
 
-/* Raises 54000. */
+/* Raises 54000 for an argument. */
 pg_noreturn static void
-refuse(const char *name, Size limit)
+refuse_document(const char *name, Size limit)
 {
 	ereport(
 		ERROR, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
@@ -159,8 +158,8 @@ refuse(const char *name, Size limit)
 }
 
 /*
- * Raises 54000 for a jsonb argument that is longer as text than idemq.max_document less
- * reserve, the bytes that will be added to it.  0 is no document.
+ * Raises 54000 if the text form of a jsonb argument is longer than idemq.max_document minus
+ * reserve, the number of bytes that will be added to it.  0 is NULL.
  */
 void
 idemq_check_document(const char *name, Datum document, Size reserve)
@@ -168,20 +167,20 @@ idemq_check_document(const char *name, Datum document, Size reserve)
 	Size limit = (Size) idemq_max_document * 1024 - reserve;
 
 	if (!idemq_documents_fit(&document, 1, limit))
-		refuse(name, limit);
+		refuse_document(name, limit);
 }
 
-/* Raises 54000 for a text argument that is longer than idemq.max_document; 0 is no text. */
+/* Raises 54000 if a text argument is longer than idemq.max_document; 0 is NULL. */
 void
 idemq_check_text(const char *name, Datum value)
 {
 	Size limit = (Size) idemq_max_document * 1024;
 
 	if (value != (Datum) 0 && toast_raw_datum_size(value) - VARHDRSZ > limit)
-		refuse(name, limit);
+		refuse_document(name, limit);
 }
 
-/* Returns whether two documents are equal as jsonb: the order of their keys does not matter. */
+/* Returns whether two documents are equal as jsonb, which ignores the order of keys. */
 bool
 idemq_same_document(Datum first, Datum second)
 {

@@ -1,72 +1,65 @@
 /*
  * base/error_text.c
- *		What errors have in common: a message without what differs from job to job.
+ *		What errors have in common: the pattern of a message, which leaves out the parts that differ
+ *		from job to job; SQLSTATEs in messages.
  *
- * 500 jobs that died of one cause have 500 messages, for each names its own order, host or
- * time.  A pattern has a question mark in place of each such part:
+ * If 500 jobs die for the same reason, they may have 500 different messages, because each message
+ * contains its own order number, host or time.  A pattern has a question mark in place of each
+ * such part:
  *
- *	 - the text in quotes ('...', "...", `...`); the quotes stay.  A quote that follows a
- *	   letter or digit is an apostrophe, and one that is never closed stays as it is;
- *	 - a number: 12, -7, 0x1f, 12.5, 1e-6, 10:32:05, 2026-11-22T10:32, 10.0.0.7;
- *	 - a uuid; eight hex digits or more with one of 0 to 9 among them; sixteen letters and
- *	   digits or more with two digits among them;
- *	 - within another word each row of digits: db17 is db?, part_2026_11 is part_?_?.
+ *	- the text in quotes ('...', "...", `...`), but not the quotes.  A quote after a letter or
+ *	  digit is an apostrophe.  A quote that is never closed stays as it is.
+ *	- a number: 12, -7, 0x1f, 12.5, 1e-6, 10:32:05, 2026-11-22T10:32, 10.0.0.7
+ *	- a UUID; a word of at least eight hexadecimal digits, if one of them is 0 to 9; a word of at
+ *	  least sixteen letters and digits, if two of them are digits
+ *	- each sequence of digits in any other word: db17 becomes db?, part_2026_11 becomes part_?_?
  *
- * White space of any kind and length is one blank.  The pattern of a pattern is the pattern
- * itself, so that one copied from a view finds its errors again; hence a quote behind a
- * question mark opens nothing, and one before a digit closes.  (Of 200,000 strings made of
- * quotes, digits and signs one broke this.)
+ * Any white space becomes one blank.  The pattern of a pattern is the pattern itself, so a pattern
+ * that was copied from a view matches its errors.  For this reason, a quote after a question mark
+ * opens nothing, and a quote before a digit closes.  (Of 200,000 strings of quotes, digits and
+ * signs, one was an exception.)
  *
- * Bytes above 127 are letters: in no encoding of a server are they parts of anything else.
- * All is arithmetic on bytes, one pass, and no locale: an index, a replica and the next
- * major version agree on it.
+ * Bytes above 127 count as letters, because in every server encoding they are parts of characters
+ * that are not ASCII.  The functions read bytes in one pass and do not use the locale, so an
+ * index, a replica and the next major version get the same result.
  */
 #include "postgres.h"
 
+#include <ctype.h>
+
 #include "base/base.h"
 
-/* A message that is read, and its pattern, which is never longer. */
+/* A message, and its pattern, which is never longer. */
 typedef struct Reader
 {
 	const char *text;
 	int length;
-	int at;
+	int at; /* next byte to read */
 	char *out;
 	int written;
 } Reader;
 
+/* isdigit and isxdigit do not depend on the locale, but isalpha and isspace do. */
 static bool
-is_digit(char c)
-{
-	return c >= '0' && c <= '9';
-}
-
-static bool
-is_hex(char c)
-{
-	return is_digit(c) || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
-}
-
-static bool
-error_text_is_letter(char c)
+error_text_is_letter(unsigned char c)
 {
 	return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || IS_HIGHBIT_SET(c);
 }
 
 static bool
-is_word(char c)
+is_word(unsigned char c)
 {
-	return error_text_is_letter(c) || is_digit(c);
+	return error_text_is_letter(c) || isdigit(c);
 }
 
 static bool
-error_text_is_space(char c)
+error_text_is_space(unsigned char c)
 {
 	return c == ' ' || (c >= '\t' && c <= '\r');
 }
 
-/* Returns the byte so many ahead, 0 behind the end. */
-static char
+/* Returns a byte that will be read later (0: the next one), or 0 after the end of the message. */
+static unsigned char
 peek(const Reader *reader, int ahead)
 {
 	int at = reader->at + ahead;
@@ -80,7 +73,7 @@ error_text_put(Reader *reader, char c)
 	reader->out[reader->written++] = c;
 }
 
-/* Returns the length of a uuid that begins here; 0 when none does. */
+/* Returns the length of a UUID that begins here, or 0. */
 static int
 uuid_length(const Reader *reader)
 {
@@ -93,49 +86,49 @@ uuid_length(const Reader *reader)
 			return 0;
 		for (int n = 0; n < groups[i]; n++)
 		{
-			if (!is_hex(peek(reader, length++)))
+			if (!isxdigit(peek(reader, length++)))
 				return 0;
 		}
 	}
 	return is_word(peek(reader, length)) ? 0 : length;
 }
 
-/* Returns whether a number goes on with the byte so many ahead. */
+/* Returns whether the byte at that distance continues a number. */
 static bool
-number_goes_on(const Reader *reader, int ahead)
+number_continues(const Reader *reader, int ahead)
 {
-	char c = peek(reader, ahead);
-	char next = peek(reader, ahead + 1);
+	unsigned char c = peek(reader, ahead);
+	unsigned char next = peek(reader, ahead + 1);
 
-	if (is_digit(c))
+	if (isdigit(c))
 		return true;
 	if (strchr(".,:-/+TeE", c) == NULL || c == '\0')
 		return false;
-	return is_digit(next) || ((c == 'e' || c == 'E') && (next == '-' || next == '+') &&
-							  is_digit(peek(reader, ahead + 2)));
+	return isdigit(next) || ((c == 'e' || c == 'E') && (next == '-' || next == '+') &&
+							 isdigit(peek(reader, ahead + 2)));
 }
 
-/* Returns the length of a number that begins here with a digit. */
+/* Returns the length of a number that begins here, with a digit. */
 static int
 number_length(const Reader *reader)
 {
-	bool is_hexadecimal = peek(reader, 0) == '0' && (peek(reader, 1) | 0x20) == 'x' &&
-						  is_hex(peek(reader, 2));
-	int length = is_hexadecimal ? 3 : 1;
+	bool is_hex = peek(reader, 0) == '0' && (peek(reader, 1) | 0x20) == 'x' &&
+				  isxdigit(peek(reader, 2));
+	int length = is_hex ? 3 : 1;
 
-	while (is_hexadecimal && is_hex(peek(reader, length)))
+	while (is_hex && isxdigit(peek(reader, length)))
 		length++;
-	while (!is_hexadecimal && number_goes_on(reader, length))
+	while (!is_hex && number_continues(reader, length))
 	{
-		char c = peek(reader, length);
+		unsigned char c = peek(reader, length);
 
-		/* In 1e-6 it takes e and the sign, so that a digit follows again. */
-		length += (c == 'e' || c == 'E') && !is_digit(peek(reader, length + 1)) ? 2 : 1;
+		/* In 1e-6, e and the sign are taken together, so that a digit follows. */
+		length += (c == 'e' || c == 'E') && !isdigit(peek(reader, length + 1)) ? 2 : 1;
 	}
 	return length;
 }
 
-/* Writes a question mark in place of so many bytes, and of a sign before them. */
+/* Writes a question mark in place of the next length bytes, and of a minus sign before them. */
 static void
 skip_number(Reader *reader, int length)
 {
@@ -148,7 +141,7 @@ skip_number(Reader *reader, int length)
 	reader->at += length;
 }
 
-/* Reads what begins with a letter or digit. */
+/* Reads a word or a number, which begins with a letter or digit. */
 static void
 read_word(Reader *reader)
 {
@@ -159,61 +152,64 @@ read_word(Reader *reader)
 
 	for (; is_word(peek(reader, length)); length++)
 	{
-		digits += is_digit(peek(reader, length));
-		hex += is_hex(peek(reader, length));
+		digits += isdigit(peek(reader, length)) != 0;
+		hex += isxdigit(peek(reader, length)) != 0;
 	}
 	if (uuid > 0)
 		skip_number(reader, uuid);
-	/* A word that was made by a machine. */
+	/* A word that looks like an identifier generated by a program. */
 	else if ((length >= 8 && hex == length && digits > 0) || (length >= 16 && digits > 1))
 		skip_number(reader, length);
-	else if (is_digit(peek(reader, 0)))
+	else if (isdigit(peek(reader, 0)))
 		skip_number(reader, number_length(reader));
 	else
 	{
-		/* Copies it, with a question mark for each row of digits; its first byte is no digit. */
+		/*
+		 * Copy it, with a question mark for each sequence of digits.  It does not begin with a
+		 * digit.
+		 */
 		for (int i = 0; i < length; i++)
 		{
-			if (!is_digit(peek(reader, i)))
+			if (!isdigit(peek(reader, i)))
 				error_text_put(reader, peek(reader, i));
-			else if (!is_digit(peek(reader, i - 1)))
+			else if (!isdigit(peek(reader, i - 1)))
 				error_text_put(reader, '?');
 		}
 		reader->at += length;
 	}
 }
 
-/* Returns the length of a quoted string that begins here, 0 when it does not end. */
+/* Returns the length of a quoted string that begins here, or 0 if the quote is never closed. */
 static int
 quoted_length(const Reader *reader)
 {
-	char quote = peek(reader, 0);
+	unsigned char quote = peek(reader, 0);
 
 	for (int i = 1; reader->at + i < reader->length; i++)
 	{
 		if (peek(reader, i) != quote)
 			continue;
 		if (peek(reader, i + 1) == quote)
-			i++; /* doubled: it does not close */
+			i++; /* a doubled quote does not close the string */
 		else if (quote != '\'' || !error_text_is_letter(peek(reader, i + 1)))
 			return i + 1;
 	}
 	return 0;
 }
 
-/* Reads what is no word. */
+/* Reads a quoted string, white space, or any other character that does not begin a word. */
 static void
 read_other(Reader *reader)
 {
-	char c = peek(reader, 0);
-	char before = reader->written > 0 ? reader->out[reader->written - 1] : ' ';
+	unsigned char c = peek(reader, 0);
+	unsigned char before = reader->written > 0 ? reader->out[reader->written - 1] : ' ';
 	bool opens = (c == '\'' || c == '"' || c == '`') && !is_word(before) && before != '?';
 	int length = opens ? quoted_length(reader) : 0;
 
 	if (length > 0)
 	{
 		error_text_put(reader, c);
-		/* An empty string says something itself, and has no room for a question mark. */
+		/* An empty string stays empty: it is a value, and the pattern must not be longer. */
 		if (length > 2)
 			error_text_put(reader, '?');
 		error_text_put(reader, c);
@@ -251,7 +247,7 @@ idemq_error_pattern(const char *message, int length)
 	return reader.out;
 }
 
-/* Returns whether a text is a SQLSTATE: five digits and capitals. */
+/* Returns whether a text is an SQLSTATE, which has five digits and capital letters. */
 bool
 idemq_is_sqlstate(const char *text, int length)
 {
@@ -259,15 +255,15 @@ idemq_is_sqlstate(const char *text, int length)
 		return false;
 	for (int i = 0; i < length; i++)
 	{
-		if (!is_digit(text[i]) && !(text[i] >= 'A' && text[i] <= 'Z'))
+		if (!isdigit((unsigned char) text[i]) && !(text[i] >= 'A' && text[i] <= 'Z'))
 			return false;
 	}
 	return true;
 }
 
 /*
- * Returns the SQLSTATE in a message that calls it one, as drivers do: SQLSTATE 22012,
- * SQLSTATE[22012], (SQLSTATE: 22012).  NULL when there is none.
+ * Returns the SQLSTATE that follows the word SQLSTATE in a message, as in the messages of drivers:
+ * SQLSTATE 22012, SQLSTATE[22012], (SQLSTATE: 22012).  Returns NULL if there is none.
  */
 const char *
 idemq_error_find_sqlstate(const char *message, int length)
@@ -292,8 +288,8 @@ idemq_error_find_sqlstate(const char *message, int length)
 }
 
 /*
- * Returns a number for a SQLSTATE ("" for none) and a pattern: FNV-1a of 64 bits, the same
- * on every server.
+ * Returns a hash of an SQLSTATE ("" if there is none) and a pattern: 64-bit FNV-1a, which is the
+ * same on every server.
  */
 uint64
 idemq_error_hash(const char *sqlstate, const char *pattern)

@@ -1,18 +1,18 @@
 /*
  * base/histogram.c
- *		Histograms of lengths of time: pure arithmetic.
+ *		Histograms of durations.  Pure arithmetic.
  *
- * Four buckets a power of two.  Below 8 us a bucket is one microsecond; from
- * there on, with e = floor(log2(t)),
+ * There are four buckets per power of two.  Below 8 us, each bucket is one microsecond wide.  For a
+ * longer time t, with e = floor(log2(t)),
  *
  *		bucket = 4 (e - 1) + floor(t / 2^(e-2)) mod 4
  *
- * so that a bucket is [m 2^(e-2), (m+1) 2^(e-2)) with m from 4 to 7.  What is
- * reported is its middle, which is off by at most 1/8 (12.5 %) of the true time.
- * The last bucket also holds all that took 2^41 us (25 days) or longer.
+ * so each bucket is [m 2^(e-2), (m+1) 2^(e-2)), where m is 4 to 7.  The value reported for a
+ * bucket is its middle, which differs from the true time by at most 1/8 (12.5 %).  The last bucket
+ * also counts all times of 2^41 us (25 days) or more.
  *
- * In a row (worker/history.c) a histogram is an int[], without the empty buckets at both
- * ends: the number of the first bucket, and then a count for each.
+ * In a table (worker/history.c), a histogram is an int[] without the empty buckets at both ends:
+ * the number of the first bucket, followed by the counts.
  */
 #include "postgres.h"
 
@@ -27,7 +27,7 @@
 #define EXACT_BUCKETS 8
 #define MAX_EXPONENT (HISTOGRAM_BUCKETS / 4)
 
-/* Returns the bucket of a length of time in microseconds; a negative one counts as 0. */
+/* Returns the bucket of a duration in microseconds; a negative duration counts as 0. */
 int
 idemq_histogram_bucket(int64 usecs)
 {
@@ -54,8 +54,8 @@ bucket_middle(int bucket)
 }
 
 /*
- * Returns the least time, to the precision of a bucket, that a part (0 to 1) of
- * all did not exceed; -1 when there is none.
+ * Returns a quantile (0 to 1) in microseconds, rounded to the middle of a bucket; -1 if the
+ * histogram is empty.
  */
 int64
 idemq_histogram_quantile(const uint64 *buckets, double quantile)
@@ -78,7 +78,7 @@ idemq_histogram_quantile(const uint64 *buckets, double quantile)
 	return bucket_middle(HISTOGRAM_BUCKETS - 1);
 }
 
-/* Returns how many took less than 2^exponent us, exactly; exponent from 3 to MAX_EXPONENT. */
+/* Returns how many durations are less than 2^exponent us; exponent is 3 to MAX_EXPONENT. */
 uint64
 idemq_histogram_below(const uint64 *buckets, int exponent)
 {
@@ -89,7 +89,7 @@ idemq_histogram_below(const uint64 *buckets, int exponent)
 	return below;
 }
 
-/* Returns how long all took together, in microseconds, each as the middle of its bucket. */
+/* Returns the sum of all durations in microseconds, each rounded to the middle of its bucket. */
 double
 idemq_histogram_sum(const uint64 *buckets)
 {
@@ -100,7 +100,7 @@ idemq_histogram_sum(const uint64 *buckets)
 	return sum;
 }
 
-/* Returns a histogram as int[], each count at most the greatest int; NULL when it is empty. */
+/* Returns a histogram as int[]; NULL if it is empty.  Counts are limited to the largest int. */
 ArrayType *
 idemq_histogram_pack(const uint64 *buckets)
 {
@@ -121,7 +121,7 @@ idemq_histogram_pack(const uint64 *buckets)
 	return construct_array(elements, count, INT4OID, sizeof(int32), true, TYPALIGN_INT);
 }
 
-/* Adds a histogram that is an int[] to buckets; raises 22023 for another array. */
+/* Adds a histogram given as int[] to buckets; raises 22023 if the array is not a histogram. */
 void
 idemq_histogram_unpack(ArrayType *packed, uint64 *buckets)
 {

@@ -1,10 +1,10 @@
 /*
  * base/oids.c
- *		The OIDs of idemq's own objects, looked up once, and again whenever a schema
- *		or idemq.jobs may have changed (DROP EXTENSION, ALTER OWNER).
+ *		The OIDs of idemq's own objects.  Each session looks them up once, and again after an
+ *		invalidation of a schema or of idemq.jobs (DROP EXTENSION, ALTER OWNER).
  *
- * Indexes are not here: they are read from the table's relcache entry at every
- * call, since REINDEX CONCURRENTLY replaces them.
+ * Indexes are not cached here, because REINDEX CONCURRENTLY replaces them.  They are read from the
+ * table's relcache entry in each call.
  */
 #include "postgres.h"
 
@@ -23,7 +23,7 @@
 #include "base/base.h"
 #include "base/compat.h"
 
-/* In the order of JobStatus and of Outcome. */
+/* In the order of JobStatus, and of Outcome. */
 static const char *const status_names[] = {"blocked",	"pending", "running",  "retrying",
 										   "completed", "dead",	   "cancelled"};
 static const char *const outcome_names[] =
@@ -37,13 +37,13 @@ StaticAssertDecl(lengthof(outcome_names) == OUTCOME_COUNT, "an outcome has no na
 
 static ObjectOids catalog;
 /*
- * The catalog holds while these are equal; oids_loaded_at is 0 before the first load.  A
- * change during a load is read at the next call.
+ * catalog is valid while these two are equal.  oids_loaded_at is 0 before the first load.  If an
+ * invalidation arrives during a load, the next call loads again.
  */
 static uint64 oids_invalidations = 1;
 static uint64 oids_loaded_at = 0;
 
-/* Returns the OID of a relation of one of our schemas; raises when it is not there. */
+/* Returns the OID of a relation in one of our schemas; raises 42P01 if it does not exist. */
 static Oid
 relation_oid(const char *name, Oid schema)
 {
@@ -57,7 +57,7 @@ relation_oid(const char *name, Oid schema)
 	return oid;
 }
 
-/* Returns the OID of an enum of schema idemq; *values: the OIDs of its values, in order. */
+/* Returns the OID of an enum type in schema idemq, and the OIDs of its values, in order. */
 static Oid
 load_enum(const char *type, const char *const *names, int count, Oid *values)
 {
@@ -74,7 +74,7 @@ load_enum(const char *type, const char *const *names, int count, Oid *values)
 	return type_oid;
 }
 
-/* Returns whether the extension is here, and fits the library; also within its scripts. */
+/* Returns whether this database has the extension, and a version that the library works with. */
 IdemqPresence
 idemq_presence(void)
 {
@@ -88,7 +88,7 @@ idemq_presence(void)
 	return idemq_sql_presence();
 }
 
-/* Raises 55000: the SQL objects are of an earlier version. */
+/* Raises 55000 because the SQL objects are from an older version than the library. */
 void
 idemq_refuse_outdated(void)
 {
@@ -100,8 +100,8 @@ idemq_refuse_outdated(void)
 }
 
 /*
- * Returns the OIDs.  Raises 42P01 when the extension is not in this database, 55000 when its
- * SQL objects are too old or too new for the library.  The result is valid until the next call.
+ * Returns the OIDs; the result is valid until the next call.  Raises 42P01 if this database does
+ * not have the extension, and 55000 if its SQL objects are too old or too new for the library.
  */
 const ObjectOids *
 idemq_oids(void)
@@ -147,7 +147,7 @@ idemq_oids(void)
 	return &catalog;
 }
 
-/* Returns a function of schema idemq that has a name of its own.  Raises 55000 if there is none. */
+/* Returns the only function of that name in schema idemq; raises 55000 if there is none. */
 Oid
 idemq_function_oid(const char *name)
 {
@@ -189,7 +189,7 @@ idemq_oids_install(void)
 	CacheRegisterRelcacheCallback(oids_forget_by_relcache, (Datum) 0);
 }
 
-/* Returns the status that an enum value stands for. */
+/* Converts a value of type idemq.status. */
 JobStatus
 idemq_status_from_oid(Oid value)
 {
@@ -203,13 +203,14 @@ idemq_status_from_oid(Oid value)
 	elog(ERROR, "unknown value %u of %s.status", value, IDEMQ_SCHEMA);
 }
 
+/* Returns the name of a status. */
 const char *
 idemq_status_name(JobStatus status)
 {
 	return status_names[status];
 }
 
-/* Returns an outcome as a value of idemq.outcome. */
+/* Converts to a value of type idemq.outcome. */
 Datum
 idemq_outcome_datum(Outcome outcome)
 {

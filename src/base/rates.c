@@ -1,34 +1,36 @@
 /*
  * base/rates.c
- *		Rate limits: arithmetic only, no clock and no lock, testable without a server.
+ *		Rate limits.  Pure arithmetic, without a clock or a lock, which can be tested without a
+ *		server.
  *
  * A limit without a burst is a sliding window: at most max_calls are allowed in any half-open
- * interval of one period, and all of them may come at once.  Calls are counted in parts of a
- * sixteenth of the period, and a call counts until one period after the end of its part.  So the
- * state keeps the counts of the newest part and of the sixteen before it.  In the long run at least
- * 16 of 17 calls of the limit are allowed (94 %), because a call counts for at most 17 parts.
+ * interval of one period, and all of them may come at once.  The period is divided into 16 parts,
+ * and calls are counted per part.  A call counts until one period after the end of its part, so
+ * the state has the counts of the newest part and of the 16 before it.  A call counts for at most
+ * 17 parts, so in the long run at least 16 of 17 calls that the limit permits are allowed (94 %).
  *
- * Proof of the limit: let a call be counted in part n, which ends at e.  Any half-open interval
- * of one period that contains the call begins no later than the call, so it ends before e + period, and
- * until then the call is in each sum that a later call is compared with.
+ * Proof of the limit: let a call be counted in a part that ends at e.  A half-open interval of one
+ * period that contains the call begins no later than the call, so it ends before e + period.  Until
+ * then, the call is included in each sum with which a later call is compared.
  *
  * A limit with a burst is the generic cell rate algorithm (GCRA, virtual scheduling; ITU-T
- * Recommendation I.371, annex A), which spaces calls evenly once the burst is used up.  Its state
- * is one number, the theoretical arrival time (TAT): when the bucket will be full again.  A call
- * moves it by an increment of period / max_calls, and is allowed if it is then at most burst
- * increments later than now.  So at most burst + t / increment calls are allowed in any time t.  The
- * increment is rounded up: the limit is never exceeded, and missed by less than a nanosecond per call.
+ * Recommendation I.371, annex A), which spaces calls evenly after the burst is used up.  Its state
+ * is the theoretical arrival time (TAT), the time at which the bucket will be full again.  A call
+ * moves the TAT by an increment of period / max_calls, and is allowed if the TAT is then at most
+ * burst increments later than now.  So at most burst + t / increment calls are allowed in any time
+ * t.  The increment is rounded up to a nanosecond, so the limit is never exceeded.
  *
- * A state that was counted under another period is converted: a window counts all that still
- * counts, each call as of the end of its former part, and a bucket keeps the number of calls that it
- * lacks.  After a change from one rule to the other the limit counts as used up, unless nothing was
- * counted in the last period.  So after a change a call may wait up to a period too long.
+ * If the settings of a limit have changed, its state is converted.  A window gets all calls that
+ * still count, each as of the end of its former part.  A bucket keeps the number of missing calls.
+ * After a change from a window to a bucket or back, the limit counts as used up, unless no call
+ * was counted in the last period.  So a call may have to wait for up to one period too long after
+ * a change.
  */
 #include "postgres.h"
 
 #include "base/base.h"
 
-/* Returns a * b / c, rounded up or down, RATE_MAX_PERIOD at most; a not negative, b and c positive. */
+/* Returns min(a * b / c, RATE_MAX_PERIOD), rounded up or down, for a >= 0, b > 0 and c > 0. */
 static int64
 multiply_divide(int64 a, int64 b, int64 c, bool up)
 {
@@ -39,7 +41,7 @@ multiply_divide(int64 a, int64 b, int64 c, bool up)
 		product += c - 1;
 	return (int64) Min(product / c, RATE_MAX_PERIOD);
 #else
-	/* a = q * c + r, so a * b / c = q * b + r * b / c; r * b is the part that may be long. */
+	/* a = q * c + r, so a * b / c = q * b + r * b / c, where r * b may not fit into an int64. */
 	int64 q = a / c;
 	int64 r = a % c;
 	long double part = (long double) r * b / c;
@@ -53,38 +55,40 @@ multiply_divide(int64 a, int64 b, int64 c, bool up)
 #endif
 }
 
-/* Returns by how much a number of calls moves the TAT, in ns. */
+/* Returns by how many ns a number of calls moves the TAT. */
 static int64
-increments(const RateLimit *limit, int64 calls)
+rate_increments(const RateLimit *limit, int64 calls)
 {
 	int64 increment = multiply_divide(limit->period, 1, limit->max_calls, true);
 
 	return multiply_divide(increment, calls, 1, false);
 }
 
-/* Returns RateState.part of a state that this limit counts. */
+/* Returns the RateState.part that belongs to a limit. */
 static int64
-part_of(const RateLimit *limit)
+rate_part(const RateLimit *limit)
 {
-	return limit->burst > 0 ? -increments(limit, 1) : (limit->period + RATE_PARTS - 1) / RATE_PARTS;
+	return limit->burst > 0 ? -rate_increments(limit, 1)
+							: (limit->period + RATE_PARTS - 1) / RATE_PARTS;
 }
 
-/* Returns how far a limit with a burst lets the TAT be ahead. */
+/* Returns how many ns the TAT may be ahead of now, for a limit with a burst. */
 static int64
-tolerance(const RateLimit *limit)
+rate_tolerance(const RateLimit *limit)
 {
-	return increments(limit, limit->burst);
+	return rate_increments(limit, limit->burst);
 }
 
+/* Returns where the calls of a part are counted. */
 static uint32 *
-count_of(RateState *state, int64 part)
+rate_count(RateState *state, int64 part)
 {
 	return &state->counts[part % RATE_COUNTS];
 }
 
-/* Makes the part of that time the newest, unless a later one is. */
+/* Makes the part that contains now the newest one, unless a later part already is. */
 static void
-advance(RateState *state, int64 now)
+rate_advance(RateState *state, int64 now)
 {
 	int64 part = now / state->part;
 
@@ -92,12 +96,13 @@ advance(RateState *state, int64 now)
 		memset(state->counts, 0, sizeof(state->counts));
 	else
 		for (int64 i = state->newest + 1; i <= part; i++)
-			*count_of(state, i) = 0;
+			*rate_count(state, i) = 0;
 	state->newest = Max(state->newest, part);
 }
 
+/* Returns how many calls a window counts now. */
 static int64
-sum(const RateState *state)
+rate_sum(const RateState *state)
 {
 	int64 total = 0;
 
@@ -106,23 +111,27 @@ sum(const RateState *state)
 	return total;
 }
 
-/* Returns when nothing that was counted will count any more, in ns; or an earlier time that is past. */
+/*
+ * Returns the time in ns from which the state will have no effect.  If it has none already, may
+ * return any earlier time.
+ */
 int64
 idemq_rate_unused_at(const RateState *state)
 {
 	if (state->part <= 0)
 		return state->newest;
-	/* A state that was only asked, or from which all was taken back. */
-	return sum(state) == 0 ? 0 : (state->newest + RATE_COUNTS) * state->part;
+	/* It is empty if calls were only tested (cost 0), or if all calls were undone. */
+	return rate_sum(state) == 0 ? 0 : (state->newest + RATE_COUNTS) * state->part;
 }
 
 /*
- * Counts in the parts of a state, which is empty, what the parts of another have counted and still
- * counts: each at the end of its part, when its calls had all been made.  scale: for RATE_SHARED;
- * each sum that remains as parts expire is rounded up.
+ * Counts the calls of another state, which still count, in an empty state with other parts: each
+ * at the end of its part, when it had certainly been made.  The counts are multiplied by scale /
+ * RATE_SHARED. The sum of the newest parts is rounded up, for any number of parts, so it stays
+ * correct as older parts expire.
  */
 static void
-recount(RateState *state, const RateState *from, int64 scale, int64 now)
+rate_recount(RateState *state, const RateState *from, int64 scale, int64 now)
 {
 	int64 latest = Max(now, from->newest * from->part);
 	int64 counted = 0;
@@ -137,17 +146,17 @@ recount(RateState *state, const RateState *from, int64 scale, int64 now)
 		counted += from->counts[i % RATE_COUNTS];
 		scaled = Min(multiply_divide(counted, scale, RATE_SHARED, true), PG_UINT32_MAX);
 		if (at / state->part > state->newest - RATE_COUNTS)
-			*count_of(state, at / state->part) += (uint32) (scaled - before);
+			*rate_count(state, at / state->part) += (uint32) (scaled - before);
 	}
 }
 
-/* Makes the state one that this limit has counted. */
+/* Converts a state if it was counted under other settings of its limit. */
 static void
-convert(const RateLimit *limit, RateState *state, int64 now)
+rate_convert(const RateLimit *limit, RateState *state, int64 now)
 {
 	RateState from = *state;
-	int64 part = part_of(limit);
-	bool counts;
+	int64 part = rate_part(limit);
+	bool has_calls;
 
 	if (from.part == part)
 		return;
@@ -161,24 +170,27 @@ convert(const RateLimit *limit, RateState *state, int64 now)
 	memset(state->counts, 0, sizeof(state->counts));
 	state->newest = part > 0 ? now / part : 0;
 	if (from.part > 0)
-		advance(&from, now);
+		rate_advance(&from, now);
 	if (from.part > 0 && part > 0)
 	{
-		recount(state, &from, RATE_SHARED, now);
+		rate_recount(state, &from, RATE_SHARED, now);
 		return;
 	}
-	/* No call of a bucket is later than its TAT, though it is full by then. */
-	counts = from.part > 0 ? sum(&from) > 0
-						   : from.part < 0 && from.newest > Max(now - limit->period, 0);
-	if (counts && part > 0)
-		*count_of(state, state->newest) = (uint32) limit->max_calls;
-	else if (counts)
-		state->newest = now + tolerance(limit);
+	/*
+	 * No call of a bucket is later than its TAT, so without a TAT in the last period, none is in
+	 * it.
+	 */
+	has_calls = from.part > 0 ? rate_sum(&from) > 0
+							  : from.part < 0 && from.newest > Max(now - limit->period, 0);
+	if (has_calls && part > 0)
+		*rate_count(state, state->newest) = (uint32) limit->max_calls;
+	else if (has_calls)
+		state->newest = now + rate_tolerance(limit);
 }
 
 /*
- * Counts the limit as used up at a time that is past: it is not known what was counted before.
- * Does nothing if it has counted as used up then or later.
+ * Counts the limit as used up at the past time at, because the calls until then are not known.
+ * Does nothing if this was done before for the same time or a later one.
  */
 void
 idemq_rate_use_up(const RateLimit *limit, RateState *state, int64 now, int64 at)
@@ -186,31 +198,32 @@ idemq_rate_use_up(const RateLimit *limit, RateState *state, int64 now, int64 at)
 	if (at <= state->used_up_at)
 		return;
 	state->used_up_at = at;
-	convert(limit, state, now);
+	rate_convert(limit, state, now);
 	if (state->part < 0)
-		state->newest = Max(state->newest, at + tolerance(limit));
+		state->newest = Max(state->newest, at + rate_tolerance(limit));
 	else
 	{
 		int64 part = at / state->part;
 
-		advance(state, now);
+		rate_advance(state, now);
 		if (part > state->newest - RATE_COUNTS)
-			*count_of(state, Min(part, state->newest)) = (uint32) limit->max_calls;
+			*rate_count(state, Min(part, state->newest)) = (uint32) limit->max_calls;
 	}
 }
 
+/* Makes a call at a limit without a burst. */
 static void
 call_window(const RateLimit *limit, RateState *state, int64 now, int64 cost, RateAnswer *answer)
 {
 	int64 counted;
 
-	advance(state, now);
-	counted = sum(state);
+	rate_advance(state, now);
+	counted = rate_sum(state);
 	answer->allowed = counted + cost <= limit->max_calls;
 	if (answer->allowed)
 	{
 		counted += cost;
-		*count_of(state, state->newest) += (uint32) cost;
+		*rate_count(state, state->newest) += (uint32) cost;
 		answer->after = state->newest;
 	}
 	else
@@ -218,43 +231,45 @@ call_window(const RateLimit *limit, RateState *state, int64 now, int64 cost, Rat
 		int64 part = Max(state->newest - RATE_PARTS, 0);
 		int64 left = counted + cost;
 
-		/* Parts stop counting one after the other, until there is room. */
-		while ((left -= *count_of(state, part)) > limit->max_calls && part < state->newest)
+		/* The oldest parts stop counting first.  Find the one after which there is room. */
+		while ((left -= *rate_count(state, part)) > limit->max_calls && part < state->newest)
 			part++;
 		answer->retry_after = (part + RATE_COUNTS) * state->part - now;
 	}
 	answer->remaining = Max(limit->max_calls - counted, 0);
 }
 
+/* Makes a call at a limit with a burst. */
 static void
 call_burst(const RateLimit *limit, RateState *state, int64 now, int64 cost, RateAnswer *answer)
 {
-	int64 latest = now + tolerance(limit);
+	int64 latest = now + rate_tolerance(limit);
 	int64 wanted;
 
-	/* After a change of the limit it could be emptier than empty: then it is empty. */
+	/* If the burst was lowered, the TAT may be too far ahead; at most, the bucket is empty. */
 	answer->before = Min(state->newest, latest);
 	state->newest = answer->before;
-	wanted = Max(state->newest, now) + increments(limit, cost);
+	wanted = Max(state->newest, now) + rate_increments(limit, cost);
 	answer->allowed = wanted <= latest;
 	if (answer->allowed && cost > 0)
 		state->newest = wanted;
 	else if (!answer->allowed)
 		answer->retry_after = wanted - latest;
 	answer->after = state->newest;
-	answer->remaining = Max(latest - Max(state->newest, now), 0) / increments(limit, 1);
+	answer->remaining = Max(latest - Max(state->newest, now), 0) / rate_increments(limit, 1);
 }
 
 /*
- * Answers a call of some cost (0: it only asks), and counts it if it is allowed.  now: in ns, of a
- * clock that does not go back, though calls may come in another order than their times.
+ * Makes a call: returns whether it is allowed, and counts it if so.  cost 0 only tests whether a
+ * call is allowed.  now: in ns, of a clock that does not go back.  Concurrent calls may come in a
+ * different order than their times.
  */
 RateAnswer
 idemq_rate_call(const RateLimit *limit, RateState *state, int64 now, int64 cost)
 {
 	RateAnswer answer = {0};
 
-	convert(limit, state, now);
+	rate_convert(limit, state, now);
 	if (state->part < 0)
 		call_burst(limit, state, now, cost, &answer);
 	else
@@ -263,36 +278,39 @@ idemq_rate_call(const RateLimit *limit, RateState *state, int64 now, int64 cost)
 }
 
 /*
- * Takes back a call of cost 1 that was allowed and did not take place.  With a burst only if no
- * other call was counted since: nothing can be taken exactly out of a number on which others have
- * built.
+ * Undoes a call of cost 1 that was allowed, but did not take place.  With a burst, does so only if
+ * no other call was counted since, because the new TAT depends on the earlier one.
  */
 void
 idemq_rate_undo(const RateLimit *limit, RateState *state, const RateAnswer *answer)
 {
-	if (state->part != part_of(limit))
+	if (state->part != rate_part(limit))
 		return;
 	if (state->part < 0)
 	{
 		if (state->newest == answer->after)
 			state->newest = answer->before;
 	}
-	else if (answer->after > state->newest - RATE_COUNTS && *count_of(state, answer->after) > 0)
-		(*count_of(state, answer->after))--;
+	else if (answer->after > state->newest - RATE_COUNTS && *rate_count(state, answer->after) > 0)
+		(*rate_count(state, answer->after))--;
 }
 
-/* ---- States that several limits share. */
+/* ---- States shared by several limits. */
 
-/* Returns the length of a window that keeps a limit, in ns: with a burst, the time in which it fills. */
+/*
+ * Returns the length in ns of a window that is sufficient to enforce a limit: its period, or with
+ * a burst the time in which the bucket fills.
+ */
 int64
 idemq_rate_window(const RateLimit *limit)
 {
-	return limit->burst > 0 ? Max(tolerance(limit), 1) : limit->period;
+	return limit->burst > 0 ? Max(rate_tolerance(limit), 1) : limit->period;
 }
 
 /*
- * Answers a call to a state that limits share whose windows are at most the given one: each counts
- * what part of its limit a call uses, so all together are limited as one of them.
+ * Makes a call at a state that several limits share.  window: at least idemq_rate_window of each
+ * of them.  A call counts as the fraction of its limit that it uses, and the fractions of all
+ * limits together are limited to 1.
  */
 RateAnswer
 idemq_rate_call_shared(const RateLimit *limit, RateState *state, int64 window, int64 now,
@@ -300,7 +318,10 @@ idemq_rate_call_shared(const RateLimit *limit, RateState *state, int64 window, i
 {
 	RateLimit shared = {.max_calls = RATE_SHARED, .period = window};
 	int64 calls = limit->burst > 0 ? limit->burst : limit->max_calls;
-	/* Rounded down, a limit of few calls is reached; rounded up, one of many is not exceeded. */
+	/*
+	 * Rounded down for a limit of few calls, so that it is reached; otherwise up, so that it
+	 * holds.
+	 */
 	int64 unit = calls < RATE_SHARED_EXACT ? RATE_SHARED / calls
 										   : (RATE_SHARED + calls - 1) / calls;
 	RateAnswer answer = idemq_rate_call(&shared, state, now, Min(cost * unit, RATE_SHARED));
@@ -309,7 +330,7 @@ idemq_rate_call_shared(const RateLimit *limit, RateState *state, int64 window, i
 	return answer;
 }
 
-/* Counts a limit's shared state as used up, as idemq_rate_use_up. */
+/* Like idemq_rate_use_up, for a shared state. */
 void
 idemq_rate_use_up_shared(RateState *state, int64 window, int64 now, int64 at)
 {
@@ -318,7 +339,7 @@ idemq_rate_use_up_shared(RateState *state, int64 window, int64 now, int64 at)
 	idemq_rate_use_up(&shared, state, now, at);
 }
 
-/* Makes a state for one limit of a shared state: what counts there counts here. */
+/* Makes a state for one limit from a shared state, whose calls all count as calls of this limit. */
 void
 idemq_rate_from_shared(const RateLimit *limit, RateState *state, const RateState *shared, int64 now)
 {
@@ -327,12 +348,13 @@ idemq_rate_from_shared(const RateLimit *limit, RateState *state, const RateState
 	memset(state, 0, sizeof(*state));
 	if (from.part == 0)
 		return;
-	advance(&from, now);
-	if (sum(&from) == 0)
+	rate_advance(&from, now);
+	if (rate_sum(&from) == 0)
 		return;
-	state->part = part_of(limit);
+	state->part = rate_part(limit);
 	if (state->part < 0)
-		state->newest = now + multiply_divide(tolerance(limit), sum(&from), RATE_SHARED, true);
+		state->newest = now +
+						multiply_divide(rate_tolerance(limit), rate_sum(&from), RATE_SHARED, true);
 	else
-		recount(state, &from, limit->max_calls, now);
+		rate_recount(state, &from, limit->max_calls, now);
 }

@@ -1,13 +1,14 @@
 /*
  * base/secret.c
- *		Hashes that cannot be computed outside this server: SipHash-2-4, keyed with
- *		128 bits that are drawn at its start.
+ *		Hashes that cannot be computed outside this server: SipHash-2-4, with a random key of 128
+ *		bits that is chosen when the server starts.
  *
- * They are for what others can see, such as the tags of locks in pg_locks.  A hash without a
- * secret confirms a right guess of its input.  A seeded hash that is not made for secrets (as
- * PostgreSQL's are not) gives its seed away to a role that knows some of the inputs.
+ * Use them for hashes that other roles can see, for example in the tags of advisory locks in
+ * pg_locks.  With an ordinary hash, a role could check whether it has guessed the input.  A seeded
+ * hash that is not designed for this, such as PostgreSQL's own, would reveal its seed to a role
+ * that knows some inputs.
  *
- * Locks: none; the key is written before any session is there.
+ * There are no locks, because the key is written before any session exists.
  */
 #include "postgres.h"
 
@@ -66,7 +67,7 @@ sip_word(uint64 *v, uint64 word)
 	v[0] ^= word;
 }
 
-/* Returns the keyed hash of a number and some bytes. */
+/* Returns the hash of a number and length bytes. */
 uint64
 idemq_secret_hash(uint64 number, const void *data, size_t length)
 {

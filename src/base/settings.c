@@ -1,6 +1,6 @@
 /*
  * base/settings.c
- *		Settings.  idemq.x is the variable idemq_x.
+ *		The settings idemq.*.  The value of idemq.x is in the variable idemq_x.
  */
 #include "postgres.h"
 
@@ -26,11 +26,11 @@ int idemq_purge_interval = 10000;
 int idemq_max_handler_workers = 4;
 int idemq_max_document = 16384;
 
-/* Read by SQL alone. */
+/* Only SQL reads these. */
 static int max_schedules_per_role = 100;
 static char *version;
 
-/* Defines a setting, whose variable has its default. */
+/* Defines an integer setting.  Its default is the present value of its variable. */
 static void
 define_int(const char *name, const char *what, const char *more, int *variable, int least, int most,
 		   GucContext context, int flags)
@@ -43,8 +43,7 @@ define_int(const char *name, const char *what, const char *more, int *variable, 
 void
 idemq_settings_define(void)
 {
-	/* Sizes in shared memory, and shares of them. */
-	/* The default costs 17 MB: doc/operations/sizing.md. */
+	/* doc/operations/sizing.md says how much memory the sizes take. */
 	define_int(
 		"idemq.max_queues", "Sets the maximum number of queues in all databases of the server.",
 		"If all entries are in use, idemq.create_queue raises error 53400, as does any call that "
@@ -75,7 +74,7 @@ idemq_settings_define(void)
 		"idemq.memory. An enqueue into a group with group_max_unfinished raises error 53400 if there "
 		"is no entry for the group.",
 		&idemq_max_buckets, 1, 10000000, PGC_POSTMASTER, 0);
-	/* The guard of the scripts asks for it (sql/parts/00_guard.sql). */
+	/* The scripts compare it with their version (sql/parts/00_guard.sql). */
 	DefineCustomStringVariable("idemq.version", "Shows the version of the loaded library.",
 							   "The version of a database's SQL objects is in pg_extension.",
 							   &version, idemq_version, PGC_INTERNAL, 0, NULL, NULL, NULL);
@@ -140,7 +139,9 @@ idemq_settings_define(void)
 	MarkGUCPrefixReserved("idemq");
 }
 
-/* Returns the number of queue states, for parts of shared memory with an element for each. */
+/*
+ * Returns the number of queue states: ShmemPart.count of arrays with an element for each of them.
+ */
 int
 idemq_queue_count(void)
 {

@@ -1,13 +1,13 @@
 /*
  * base/shmem.c
- *		Shared memory: asks for it before the server starts, and hands each part its
- *		area when it has started, in the order in which module.c lists them.
+ *		Requests shared memory before the server starts, and divides it among the parts, in the
+ *		order in which module.c lists them.
  *
- * There is one area for what has a fixed size, and one for each setting on which the size of parts
- * depends, so that pg_shmem_allocations shows what the setting costs.  The parts of an area lie one
- * behind the other.
+ * There is one area for parts of fixed size, and one for each setting on which the size of parts
+ * depends, so that pg_shmem_allocations shows how much memory the setting takes.  Within an area,
+ * the parts follow one another.
  *
- * Everything in it is a cache of the rows, thrown away by every restart.
+ * All of the contents are caches of the rows, and are lost in every restart.
  */
 #include "postgres.h"
 
@@ -19,7 +19,7 @@
 #include "base/base.h"
 #include "base/compat.h"
 
-/* Of ShmemArea, in pg_shmem_allocations. */
+/* Names in pg_shmem_allocations, in the order of ShmemArea. */
 static const char *const area_names[AREAS] = {"idemq", "idemq per queue", "idemq per worker",
 											  "idemq per session"};
 
@@ -28,32 +28,34 @@ static int shmem_nparts;
 static shmem_request_hook_type prev_shmem_request_hook = NULL;
 static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
 
-/* Returns the bytes of a part without its hash table. */
+/* Returns the size of a part without its hash table. */
 static Size
-size_of(const ShmemPart *part)
+part_size(const ShmemPart *part)
 {
-	Size more = part->count == NULL ? 0 : mul_size(part->each, part->count());
+	Size elements = part->count == NULL ? 0 : mul_size(part->each, part->count());
 
-	return CACHELINEALIGN(add_size(part->size, more));
+	return CACHELINEALIGN(add_size(part->size, elements));
 }
 
-/* Returns the bytes of the array of tranches, with which the area "idemq" begins. */
+/* Returns the size of the array of tranche ids at the beginning of AREA_FIXED. */
 static Size
 tranches_size(void)
 {
 	return CACHELINEALIGN(shmem_nparts * sizeof(int));
 }
 
+/* Returns the size of an area. */
 static Size
 area_size(ShmemArea area)
 {
 	Size size = area == AREA_FIXED ? tranches_size() : 0;
 
 	for (int i = 0; i < shmem_nparts; i++)
-		size = add_size(size, shmem_parts[i]->lies_in == area ? size_of(shmem_parts[i]) : 0);
+		size = add_size(size, shmem_parts[i]->lies_in == area ? part_size(shmem_parts[i]) : 0);
 	return size;
 }
 
+/* shmem_request_hook. */
 static void
 request_memory(void)
 {
@@ -65,14 +67,14 @@ request_memory(void)
 	{
 		const ShmemPart *part = shmem_parts[i];
 
-		total = add_size(total, size_of(part));
+		total = add_size(total, part_size(part));
 		if (part->hash != NULL)
 			total = add_size(total, hash_estimate_size(*part->hash_entries, part->entry_size));
 	}
 	RequestAddinShmemSpace(total);
 }
 
-/* Attaches every part to its memory, and fills it when this is the first process. */
+/* shmem_startup_hook: gives each part its memory, and initializes it in the first process. */
 static void
 startup_parts(void)
 {
@@ -97,7 +99,7 @@ startup_parts(void)
 		const ShmemPart *part = shmem_parts[i];
 
 		*part->area = next[part->lies_in];
-		next[part->lies_in] += size_of(part);
+		next[part->lies_in] += part_size(part);
 		if (part->tranche != NULL && !found)
 			tranches[i] = compat_tranche_new(part->tranche);
 		if (part->tranche != NULL)
@@ -118,7 +120,7 @@ startup_parts(void)
 	LWLockRelease(AddinShmemInitLock);
 }
 
-/* Installs the hooks; parts must stay valid.  For _PG_init only. */
+/* Installs the hooks; called once, from _PG_init.  The array of parts must stay valid. */
 void
 idemq_shmem_install(const ShmemPart *const *parts, int nparts)
 {

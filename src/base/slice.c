@@ -1,13 +1,13 @@
 /*
  * base/slice.c
- *		A bound on a piece of work that is made of units: jobs to take back, heads of
- *		groups, rows to delete.
+ *		Limits work that consists of many units, for example jobs to reap, groups to promote or rows
+ *		to delete.
  *
- * A slice is over after a time, or after SLICE_BYTES of WAL, whichever comes first: a
- * transaction of many small units is short, and one of large units writes little more
- * than one of them.  WAL stands for all that is written, by a user's trigger too.  A
- * slice does one unit at least, and asks after each; a unit is bounded by the limits on
- * what a job may be.
+ * A slice is over after a certain time, or after SLICE_BYTES of WAL, whichever comes first.  So a
+ * transaction with many small units takes little time, and one with large units writes little more
+ * than one unit.  WAL measures everything that is written, including what a user's trigger writes.
+ * A slice contains at least one unit, and its end is tested after each unit.  The size of a unit is
+ * limited, because the size of a job is.
  */
 #include "postgres.h"
 
@@ -15,7 +15,7 @@
 
 #include "base/base.h"
 
-/* Begins a slice of so many microseconds; PG_INT64_MAX: one that is never over. */
+/* Begins a slice of that many microseconds; PG_INT64_MAX: a slice that is never over. */
 void
 idemq_slice_begin(Slice *slice, int64 time)
 {
@@ -25,6 +25,7 @@ idemq_slice_begin(Slice *slice, int64 time)
 	slice->bytes = bounded ? pgWalUsage.wal_bytes + SLICE_BYTES : PG_UINT64_MAX;
 }
 
+/* Returns whether a slice is over. */
 bool
 idemq_slice_is_over(const Slice *slice)
 {

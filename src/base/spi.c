@@ -1,27 +1,28 @@
 /*
  * base/spi.c
- *		SQL from C: saved plans, run as the extension's owner.
+ *		SQL from C: saved plans, run as the owner of the extension.
  *
- * Everything that the table room does not do by direct access goes through here:
+ * Everything in the database that table/ does not access directly goes through these functions:
  *
  *		idemq_spi_begin(&scope);
  *		n = idemq_spi_run(&statement, args, nulls);
  *		idemq_spi_end(&scope);
  *
- * One statement runs by itself: by idemq_spi_do or idemq_spi_finds when nobody reads its
- * rows, by idemq_spi_row or idemq_spi_rows when its rows become structs.
+ * If there is only one statement, one call is enough: idemq_spi_do or idemq_spi_finds if its rows
+ * are not read, idemq_spi_row or idemq_spi_rows if they are read into structs.
  *
- * Between begin and end the user is the owner of idemq's tables, in a
- * security-restricted context (but for a statement on_jobs), and search_path is
- * pinned, so that nothing that the caller's role or path brings in is run.  So are the
- * settings that change how SQL is read and how values become text, again not for a
- * statement on_jobs: it has no such text, and triggers of the DBA that it fires get
- * the session's own settings.  On an error, transaction abort puts all of it back.
- * Statements are constant text; values are parameters.
+ * Between begin and end, the user is the owner of idemq's tables, in a security-restricted context,
+ * and search_path is pinned, so nothing that the caller's role or search_path refers to can run.
+ * Settings that change how SQL is read, and how values become text, are pinned as well.  Statements
+ * with on_jobs are different: they need an unrestricted context, and keep the session's settings
+ * for the DBA's triggers that they fire.  If an error occurs, the abort of the transaction restores
+ * everything.  The text of each statement is constant; values are parameters.
  *
- * An error leaves a statement as it would leave a C function: without the line
- * 'SQL statement "..."' that SPI adds to its CONTEXT.  What a trigger of the DBA wrote
- * there stays, and so do the lines of the functions that have called idemq.
+ * To the caller, an error of a statement looks like an error of a C function: its CONTEXT does not
+ * contain the line 'SQL statement "..."' that SPI adds.  What a trigger of the DBA has added to the
+ * context remains, and so do the lines of the functions that have called idemq.
+ *
+ * All state is private to the session, so there are no locks.
  */
 #include "postgres.h"
 
@@ -43,7 +44,7 @@
 #include "base/base.h"
 #include "base/compat.h"
 
-/* Sets a setting until idemq_spi_end, or the end of the caller's nest level of settings. */
+/* Sets a setting until idemq_spi_end, or until the end of the caller's GUC nesting level. */
 void
 idemq_spi_set(const char *setting, const char *value)
 {
@@ -52,9 +53,10 @@ idemq_spi_set(const char *setting, const char *value)
 }
 
 /*
- * Sets what changes how SQL is read, which rows it finds, and how values become text, until
- * idemq_spi_end, or the end of the caller's nest level of settings.  A role or a database may have
- * set it otherwise.  TimeZone stays: texts of times name their offset.
+ * Pins the settings that change how SQL is read, which rows it finds and how values become text,
+ * until idemq_spi_end, or until the end of the caller's GUC nesting level.  A role or a database
+ * may have other defaults.  TimeZone is not pinned, because a time as text includes its offset
+ * from UTC.
  */
 void
 idemq_spi_pin_settings(void)
@@ -65,7 +67,7 @@ idemq_spi_pin_settings(void)
 		idemq_spi_set("quote_all_identifiers", "off");
 	if (!row_security)
 		idemq_spi_set("row_security", "on");
-	/* The order of day and month in what is read stays as it is. */
+	/* This does not change the order of day and month in dates that are read. */
 	if (DateStyle != USE_ISO_DATES)
 		idemq_spi_set("DateStyle", "ISO");
 	if (IntervalStyle != INTSTYLE_POSTGRES)
@@ -76,10 +78,7 @@ idemq_spi_pin_settings(void)
 		idemq_spi_set("bytea_output", "hex");
 }
 
-/*
- * Becomes the owner, in a security-restricted context unless idemq.jobs is written, pins
- * search_path and connects to SPI.
- */
+/* Becomes the owner, pins settings and connects to SPI; on_jobs: see SqlStatement. */
 static void
 spi_scope_begin(SqlScope *scope, bool on_jobs)
 {
@@ -93,14 +92,14 @@ spi_scope_begin(SqlScope *scope, bool on_jobs)
 	SPI_connect();
 }
 
-/* Begins SQL as the owner, in a security-restricted context. */
+/* Begins SQL as the owner, for statements without on_jobs. */
 void
 idemq_spi_begin(SqlScope *scope)
 {
 	spi_scope_begin(scope, false);
 }
 
-/* Returns how many trigger functions are running, one in another. */
+/* Returns how many trigger functions are running, nested in each other. */
 static int
 trigger_depth(void)
 {
@@ -110,70 +109,58 @@ trigger_depth(void)
 	return DatumGetInt32(pg_trigger_depth(fcinfo));
 }
 
-/* Context callback: notes how many trigger functions were running when the error was raised. */
+/* Error context callback: records the trigger depth at which an error was raised. */
 static void
 note_depth(void *arg)
 {
 	*(int *) arg = trigger_depth();
 }
 
-/* Whose context is hidden now, the innermost first; NULL: nobody's. */
+/* The innermost code whose context is hidden now; NULL if there is none. */
 static HiddenContext *hidden = NULL;
 static emit_log_hook_type prev_emit_log = NULL;
 
 /*
- * From here to idemq_context_show, or to an error, the context of a message is idemq's own.
- * statement: what SPI runs; NULL: all of the context is idemq's.
+ * Hides the context of messages until idemq_context_show.  statement: the statement that SPI is
+ * about to run; NULL: a function in SQL that idemq calls as an implementation, whose whole context
+ * is idemq's.  After an error, call idemq_context_show in PG_CATCH.
  */
-static void
-context_hide(HiddenContext *context, const char *statement)
+void
+idemq_context_hide(HiddenContext *context, const char *statement)
 {
-	*context = (HiddenContext){statement, trigger_depth(), 0, hidden};
-	context->inside = context->outside;
+	int depth = trigger_depth();
+
+	*context = (HiddenContext){statement, depth, depth, hidden};
 	hidden = context;
 }
 
-/* As context_hide, for a function in SQL that idemq calls as an implementation. */
-void
-idemq_context_hide(HiddenContext *context)
-{
-	context_hide(context, NULL);
-}
-
-/* Ends what idemq_context_hide began; after an error, too. */
+/* Ends what idemq_context_hide began. */
 void
 idemq_context_show(HiddenContext *context)
 {
 	hidden = context->outer;
 }
 
-/* Removes the line that SPI has added from the end of an error's context. */
-static void
-cut_statement(ErrorData *error, const char *statement)
-{
-	char *line = psprintf(_("SQL statement \"%s\""), statement);
-	size_t length = error->context == NULL ? 0 : strlen(error->context);
-	size_t cut = strlen(line);
-
-	if (length < cut || strcmp(error->context + length - cut, line) != 0)
-		return;
-	if (length > cut && error->context[length - cut - 1] == '\n')
-		cut++;
-	error->context[length - cut] = '\0';
-	if (length == cut)
-		error->context = NULL;
-}
-
 /*
- * Removes what a message says about idemq's own code.  If a trigger function of a statement raised
- * it, its context stays.
+ * Removes what a message says about idemq's own code.  If it was raised in a trigger function of a
+ * statement, only the line that SPI has added for the statement is removed, from the end of the
+ * context.
  */
 static void
 drop_context(ErrorData *message, const HiddenContext *own)
 {
 	if (own->statement != NULL && own->inside > own->outside)
 	{
-		cut_statement(message, own->statement);
+		char *line = psprintf(_("SQL statement \"%s\""), own->statement);
+		size_t length = message->context == NULL ? 0 : strlen(message->context);
+		size_t rest = length - Min(strlen(line), length);
+
+		if (length == 0 || strcmp(message->context + rest, line) != 0)
+			return;
+		if (rest == 0)
+			message->context = NULL;
+		else
+			message->context[message->context[rest - 1] == '\n' ? rest - 1 : rest] = '\0';
 		return;
 	}
 	message->context = NULL;
@@ -182,28 +169,10 @@ drop_context(ErrorData *message, const HiddenContext *own)
 }
 
 /*
- * Raises the caught error of a statement again, without what it says about the statement.
- * ThrowErrorData adds the callers' context.
- */
-pg_noreturn static void
-raise_again(const HiddenContext *own, MemoryContext context)
-{
-	ErrorData *error;
-
-	MemoryContextSwitchTo(context);
-	error = CopyErrorData();
-	FlushErrorState();
-	elog(DEBUG1, "idemq statement failed: %s", own->statement);
-	drop_context(error, own);
-	ThrowErrorData(error);
-	pg_unreachable();
-}
-
-/*
- * Called before a message is sent to the log and to the client.  A WARNING or a FATAL error that is
- * raised inside a statement of idemq's is not caught there.  PostgreSQL calls this only for messages
- * that log_min_messages lets into the log: another WARNING keeps its context.  What idemq's own SQL
- * has to say therefore goes through idemq_wrapper_report.
+ * emit_log_hook: called before a message goes to the log and to the client.  WARNING and FATAL
+ * messages inside a statement of idemq are not caught there.  PostgreSQL calls this only for
+ * messages that log_min_messages lets into the log; the context of any other WARNING is not
+ * hidden.  Therefore, idemq's own SQL raises warnings through idemq_wrapper_report.
  */
 static void
 emit_log(ErrorData *message)
@@ -214,6 +183,7 @@ emit_log(ErrorData *message)
 		prev_emit_log(message);
 }
 
+/* Installs the hook; called once, from _PG_init. */
 void
 idemq_context_install(void)
 {
@@ -222,25 +192,13 @@ idemq_context_install(void)
 }
 
 /*
- * Runs a prepared statement that may write, under the latest snapshot; returns SPI's code.  Above
- * READ COMMITTED it can thus write rows that the transaction's own snapshot does not see, as
- * foreign key checks do.  A row that was changed since the latest snapshot raises 40001.
- */
-static int
-execute_latest(SqlStatement *statement, const Datum *args, const char *nulls)
-{
-	Snapshot latest = RegisterSnapshot(GetLatestSnapshot());
-	int code = SPI_execute_snapshot(statement->plan, (Datum *) args, nulls, latest, InvalidSnapshot,
-									false, true, 0);
-
-	UnregisterSnapshot(latest);
-	return code;
-}
-
-/*
- * Runs a statement, and prepares its plan at the first use; returns SPI's code.  snapshot: a
- * registered one; with NULL it is the transaction's own, or the latest, and the statement may
- * write.
+ * Runs a statement, and prepares its plan when it is first used.  Returns SPI's result code.
+ *
+ * snapshot: registered; the statement must not write.  NULL: the statement may write, and runs
+ * under the transaction's snapshot, or under the latest one (SqlStatement.latest).  In the latter
+ * case, even above READ COMMITTED, it can write rows that the transaction's snapshot does not see,
+ * as the checks of foreign keys do.  A row that was changed after the latest snapshot raises
+ * 40001.
  */
 static int
 execute_plan(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot snapshot)
@@ -248,8 +206,8 @@ execute_plan(SqlStatement *statement, const Datum *args, const char *nulls, Snap
 	char flags[SQL_MAX_ARGS];
 
 	/*
-	 * Each run is for few rows, and the plan may be from a time when the table was empty.  A
-	 * sequential scan that cannot be avoided costs 1e10 then: no reason to compile the plan.
+	 * The plan may have been made while the table was empty.  If a sequential scan cannot be
+	 * avoided, its cost is 1e10, so jit would seem to pay.
 	 */
 	if (statement->in_order || statement->few)
 	{
@@ -281,16 +239,26 @@ execute_plan(SqlStatement *statement, const Datum *args, const char *nulls, Snap
 			flags[i] = (statement->by_reference & (1U << i)) && args[i] == (Datum) 0 ? 'n' : ' ';
 		nulls = flags;
 	}
-	if (snapshot == NULL && statement->latest && IsolationUsesXactSnapshot())
-		return execute_latest(statement, args, nulls);
-	if (snapshot == NULL)
-		return SPI_execute_plan(statement->plan, (Datum *) args, nulls, false, 0);
-	return SPI_execute_snapshot(statement->plan, (Datum *) args, nulls, snapshot, InvalidSnapshot,
-								true, false, 0);
+	if (snapshot != NULL)
+		return SPI_execute_snapshot(statement->plan, (Datum *) args, nulls, snapshot,
+									InvalidSnapshot, true, false, 0);
+	if (statement->latest && IsolationUsesXactSnapshot())
+	{
+		Snapshot latest = RegisterSnapshot(GetLatestSnapshot());
+		int code = SPI_execute_snapshot(statement->plan, (Datum *) args, nulls, latest,
+										InvalidSnapshot, false, true, 0);
+
+		UnregisterSnapshot(latest);
+		return code;
+	}
+	return SPI_execute_plan(statement->plan, (Datum *) args, nulls, false, 0);
 }
 
-/* As execute_plan; an error has no context but that of triggers and of the callers. */
-static int
+/*
+ * Runs a statement as execute_plan does, and returns its number of rows.  Errors of the statement
+ * are raised without the context of idemq's own code.
+ */
+static uint64
 execute(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot snapshot)
 {
 	MemoryContext context = CurrentMemoryContext;
@@ -298,7 +266,7 @@ execute(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot 
 	ErrorContextCallback callback = {NULL, note_depth, &own.inside};
 	int code;
 
-	context_hide(&own, statement->text);
+	idemq_context_hide(&own, statement->text);
 	PG_TRY();
 	{
 		error_context_stack = &callback;
@@ -306,19 +274,21 @@ execute(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot 
 	}
 	PG_CATCH();
 	{
+		ErrorData *error;
+
 		idemq_context_show(&own);
-		raise_again(&own, context);
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		FlushErrorState();
+		elog(DEBUG1, "idemq statement failed: %s", statement->text);
+		drop_context(error, &own);
+		/* This adds the callers' context. */
+		ThrowErrorData(error);
+		pg_unreachable();
 	}
 	PG_END_TRY();
 	idemq_context_show(&own);
-	return code;
-}
-
-/* Returns the number of rows of a statement that was run; raises an error for another code. */
-static uint64
-rows_of(const SqlStatement *statement, int code, bool expected)
-{
-	if (!expected)
+	if (code < 0 || (snapshot != NULL && code != SPI_OK_SELECT))
 		elog(ERROR, "\"%s\" returned %s", statement->text, SPI_result_code_string(code));
 	return SPI_processed;
 }
@@ -327,16 +297,12 @@ rows_of(const SqlStatement *statement, int code, bool expected)
 uint64
 idemq_spi_query_at(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot snapshot)
 {
-	int code;
-
 	IDEMQ_STOP("idemq_spi_query_at");
-	code = execute(statement, args, nulls, snapshot);
-	return rows_of(statement, code, code == SPI_OK_SELECT);
+	return execute(statement, args, nulls, snapshot);
 }
 
 /*
- * Runs a query under the latest snapshot, whatever the isolation level; returns
- * its number of rows.
+ * Runs a query under the latest snapshot, at every isolation level; returns its number of rows.
  */
 uint64
 idemq_spi_query_latest(SqlStatement *statement, const Datum *args, const char *nulls)
@@ -349,18 +315,16 @@ idemq_spi_query_latest(SqlStatement *statement, const Datum *args, const char *n
 }
 
 /*
- * Runs a statement under the transaction's snapshot, or the latest where the statement says so;
- * returns its number of rows.  Raises whatever it raises.
+ * Runs a statement, which may write, under the transaction's snapshot, or under the latest one
+ * (SqlStatement.latest); returns its number of rows.
  */
 uint64
 idemq_spi_run(SqlStatement *statement, const Datum *args, const char *nulls)
 {
-	int code = execute(statement, args, nulls, NULL);
-
-	return rows_of(statement, code, code >= 0);
+	return execute(statement, args, nulls, NULL);
 }
 
-/* Runs one statement as the owner, its rows unread; returns their number. */
+/* Runs one statement as the owner, like idemq_spi_run; its rows cannot be read. */
 uint64
 idemq_spi_do(SqlStatement *statement, const Datum *args, const char *nulls)
 {
@@ -373,18 +337,15 @@ idemq_spi_do(SqlStatement *statement, const Datum *args, const char *nulls)
 	return rows;
 }
 
-/* Runs a command that takes no parameters, as the owner.  Its text is not kept. */
+/* Runs a command without parameters as the owner.  It is prepared each time. */
 void
 idemq_spi_command(const char *command)
 {
 	SqlStatement statement = {.text = command};
 	SqlScope scope;
-	int code;
 
 	spi_scope_begin(&scope, false);
-	code = execute(&statement, NULL, NULL, NULL);
-	if (code != SPI_OK_UTILITY)
-		elog(ERROR, "\"%s\" returned %s", command, SPI_result_code_string(code));
+	(void) execute(&statement, NULL, NULL, NULL);
 	SPI_freeplan(statement.plan);
 	idemq_spi_end(&scope);
 }
@@ -404,7 +365,10 @@ idemq_int8_array(const int64 *values, int count)
 	return PointerGetDatum(array);
 }
 
-/* Like idemq_spi_do, for a statement whose one parameter is a bigint[]; not run without ids. */
+/*
+ * Like idemq_spi_do, for a statement whose only parameter is a bigint[].  Does nothing if count is
+ * 0.
+ */
 void
 idemq_spi_do_for_ids(SqlStatement *statement, const int64 *ids, int count)
 {
@@ -431,8 +395,8 @@ idemq_spi_finds(SqlStatement *statement, const Datum *args, const char *nulls)
 }
 
 /*
- * Returns a column, from 1, of a row, from 0, of the last result; valid until idemq_spi_end.
- * isnull: NULL when the column never is.
+ * Returns a column (from 1) of a row (from 0) of the last result; valid until idemq_spi_end.
+ * isnull may be NULL if the column cannot be NULL.
  */
 Datum
 idemq_spi_value(uint64 row, int column, bool *isnull)
@@ -443,10 +407,7 @@ idemq_spi_value(uint64 row, int column, bool *isnull)
 						 isnull == NULL ? &unused : isnull);
 }
 
-/*
- * Like idemq_spi_value, for an int8 or a timestamptz, which 32-bit machines pass by
- * reference; 0 for NULL.
- */
+/* Like idemq_spi_value, for an int8 or a timestamptz; returns 0 if it is NULL. */
 int64
 idemq_spi_int64(uint64 row, int column, bool *isnull)
 {
@@ -458,7 +419,7 @@ idemq_spi_int64(uint64 row, int column, bool *isnull)
 	return is_null ? 0 : DatumGetInt64(value);
 }
 
-/* Writes a value that is not NULL to a field; returns the size that the field has to have. */
+/* Writes a value, which is not NULL, into a field; returns the size that the field must have. */
 static Size
 spi_read_field(Oid type, Datum value, const SqlField *field, void *target, MemoryContext context)
 {
@@ -521,9 +482,10 @@ spi_read_field(Oid type, Datum value, const SqlField *field, void *target, Memor
 }
 
 /*
- * Reads a row, from 0, of the last result into a struct, a column to each of its fields, in
- * order.  An interval becomes microseconds, a status a JobStatus.  Text and jsonb go into the
- * memory context, or, as a string, into an array in the struct.  For NULL the field stays.
+ * Reads a row (from 0) of the last result into a struct, with one field per column, in order.  An
+ * interval becomes microseconds, and a status becomes a JobStatus.  Text and jsonb are copied into
+ * the memory context, or as a string into a char array in the struct.  If a column is NULL, its
+ * field does not change.
  */
 void
 idemq_spi_read(uint64 row, const SqlField *fields, void *target, MemoryContext context)
@@ -542,7 +504,7 @@ idemq_spi_read(uint64 row, const SqlField *fields, void *target, MemoryContext c
 	}
 }
 
-/* Runs a statement as idemq_spi_row and idemq_spi_rows do. */
+/* Runs a statement for idemq_spi_row and idemq_spi_rows. */
 static uint64
 run_for_rows(SqlStatement *statement, const Datum *args)
 {
@@ -551,8 +513,9 @@ run_for_rows(SqlStatement *statement, const Datum *args)
 }
 
 /*
- * Runs a statement as the owner, under the latest snapshot unless it locks, and reads its
- * first row by its fields; NULL is 0.  Returns false, with all of *row 0, when there is none.
+ * Runs a statement as the owner, and reads its first row into the struct row, which is set to
+ * zeros first.  Returns whether there is a row.  The statement runs under the latest snapshot, or,
+ * if locks is set, as in idemq_spi_run.
  */
 bool
 idemq_spi_row(SqlStatement *statement, const Datum *args, void *row, Size size)
@@ -570,7 +533,7 @@ idemq_spi_row(SqlStatement *statement, const Datum *args, void *row, Size size)
 	return found;
 }
 
-/* Like idemq_spi_row, for all rows: returns a palloc'ed array of such structs. */
+/* Like idemq_spi_row, for all rows: returns a palloc'ed array of structs of that size. */
 void *
 idemq_spi_rows(SqlStatement *statement, const Datum *args, Size size, int *count)
 {
@@ -590,7 +553,7 @@ idemq_spi_rows(SqlStatement *statement, const Datum *args, Size size, int *count
 	return rows;
 }
 
-/* Puts back what idemq_spi_begin changed. */
+/* Restores what idemq_spi_begin has changed. */
 void
 idemq_spi_end(SqlScope *scope)
 {

@@ -1,13 +1,13 @@
 /*
  * base/sync_rep.c
- *		Waiting until synchronous standbys have what an answer shows.
+ *		Waits until synchronous standbys have what a result shows.
  *
- * A transaction becomes visible when its wait for a synchronous standby is cut off, by a
- * cancel or the end of its session.  A repetition of its call finds its rows, writes
- * nothing, and so waits for nobody at its own commit; its answer would show what is
- * lost if a standby is promoted now.  So the call itself waits before it answers.
+ * If the wait of a COMMIT for a synchronous standby is interrupted, by a cancellation or the end of
+ * its session, the transaction becomes visible all the same.  A client that repeats its call then
+ * finds the rows and writes nothing, so its own COMMIT does not wait either.  Its result would show
+ * rows that are lost if a standby is promoted now.  Therefore such a call waits before it returns.
  *
- * What a snapshot shows was flushed here before, unless it was committed with
+ * Everything that a snapshot shows has been flushed on this server, unless it was committed with
  * synchronous_commit = off, which promises nothing.
  */
 #include "postgres.h"
@@ -23,7 +23,7 @@
 #include "base/base.h"
 #include "base/compat.h"
 
-/* Returns whether the standbys have the WAL up to lsn, or none has to be waited for. */
+/* Returns whether the synchronous standbys have the WAL up to lsn, or there is none to wait for. */
 static bool
 is_replicated(XLogRecPtr lsn)
 {
@@ -34,16 +34,16 @@ is_replicated(XLogRecPtr lsn)
 	if (!SyncRepRequested() || !compat_sync_standbys_defined())
 		return true;
 	LWLockAcquire(SyncRepLock, LW_SHARED);
-	/* Asked again: the checkpointer holds the lock while it wakes the waiters and says why. */
+	/* Read again, because the checkpointer changes it while it holds the lock. */
 	replicated = !compat_sync_standbys_defined() || lsn <= WalSndCtl->lsn[mode];
 	LWLockRelease(SyncRepLock);
 	return replicated;
 }
 
 /*
- * Waits until the synchronous standbys, if there are any and synchronous_commit asks for
- * them, have what the caller's last snapshot shows.  Raises 40003 when the wait is
- * cancelled.
+ * Waits until the synchronous standbys have everything that the caller's last snapshot shows.  Does
+ * nothing if there are none, or if synchronous_commit does not require them.  Raises 40003 if the
+ * wait is cancelled.
  */
 void
 idemq_sync_rep_await(void)
@@ -57,14 +57,14 @@ idemq_sync_rep_await(void)
 	if (is_replicated(lsn))
 		return;
 	/*
-	 * Write a record that does nothing, for the standbys to answer.  A standby that has
-	 * connected, or become synchronous, since its last answer is silent until then.
+	 * Write a record that has no effect, so that the standbys reply.  A standby that has
+	 * connected, or become synchronous, since its last reply would otherwise not reply again.
 	 */
 	XLogBeginInsert();
 	XLogSetRecordFlags(XLOG_MARK_UNIMPORTANT);
 	XLogRegisterData(&nothing, sizeof(nothing));
 	XLogFlush(XLogInsert(RM_XLOG_ID, XLOG_NOOP));
-	/* As at a commit: the wait heeds a cancel itself, and only warns. */
+	/* As in COMMIT: if the wait is cancelled, it ends with a warning. */
 	HOLD_INTERRUPTS();
 	SyncRepWaitForLSN(lsn, false);
 	RESUME_INTERRUPTS();
@@ -79,8 +79,8 @@ idemq_sync_rep_await(void)
 }
 
 /*
- * Waits until the synchronous standbys have this session's last commit, whose own wait may
- * have been cancelled; raises as idemq_sync_rep_await.
+ * Like idemq_sync_rep_await, but does nothing if the standbys have this session's last commit,
+ * whose own wait may have been cancelled.
  */
 void
 idemq_sync_rep_await_commit(void)

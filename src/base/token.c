@@ -1,19 +1,20 @@
 /*
  * base/token.c
- *		Fencing tokens: arithmetic only, no state, testable without a server.
+ *		Fencing tokens.  Pure arithmetic, which can be tested without a server.
  *
- * Invariant: a token is greater than every token issued for the same job
- * before it, whatever was lost in between:
- *   - a rollback loses the row's counter: the last issued one covers it;
- *   - a crash loses the last issued one (and, with asynchronous commit, the
- *     row's): the clock covers it;
- *   - a promotion may bring a clock that is behind: the timeline covers it,
- *     2^41 microseconds (25 days) of clock error for each promotion;
- *   - a dump, pg_upgrade or a restore begins timelines anew: the base covers it;
- *     job/token_epoch.c makes it from the timelines of the clusters before;
- *   - a clock set back: the row's own token covers it.
- * Tokens stay below 2^53 for some 280 years, less 25 days for each promotion and
- * copy, so that JSON and JavaScript carry them unharmed.
+ * Invariant: a token is greater than every token issued earlier for the same job, even if some
+ * state was lost in between:
+ *	- A rollback loses the token in the row.  The last issued token is greater.
+ *	- A crash loses the last issued token, and with asynchronous commit also the token in the row.
+ *	  The clock is greater than both.
+ *	- After a promotion, the new primary's clock may be behind.  The timeline adds 2^41 microseconds
+ *	  (25 days) for each promotion, which covers a clock error of that size.
+ *	- After a dump, pg_upgrade or a restore, timelines start again from 1.  The base covers this:
+ *	  job/token_epoch.c computes it from the timelines of the earlier clusters.
+ *	- If the clock is set back, the token in the row is still greater.
+ *
+ * Tokens stay below 2^53 for some 280 years, minus 25 days for each promotion and copy, so JSON and
+ * JavaScript represent them exactly.
  */
 #include "postgres.h"
 
@@ -21,7 +22,7 @@
 
 #define TOKEN_TIMELINE_SHIFT 41
 
-/* Returns what a cluster's base and timeline add to the clock. */
+/* Returns the sum of a cluster's base and of what its timeline adds to the clock. */
 int64
 idemq_token_lead(int64 base, uint32 timeline)
 {
@@ -29,9 +30,11 @@ idemq_token_lead(int64 base, uint32 timeline)
 }
 
 /*
- * Returns the next token of a job: the greatest of the row's token + 1, the last one
- * issued on this server + 1, and the clock with the timeline; base is added to these
- * two.  last_issued is of all databases, each with a base of its own, so it has none.
+ * Returns the next token of a job, which is the largest of:
+ *	- the token in the row + 1
+ *	- base + the last token issued on this server + 1.  last_issued does not include a base,
+ *	  because it applies to all databases, and each of them has its own base.
+ *	- base + the clock + the timeline's part
  */
 int64
 idemq_token_next(int64 row_token, int64 last_issued, TimestampTz now, uint32 timeline, int64 base)

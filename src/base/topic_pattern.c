@@ -1,27 +1,29 @@
 /*
  * base/topic_pattern.c
- *		Topics and patterns of them, as AMQP's topic exchanges have them: words between dots.
- *		In a pattern * stands for one word, # for any number of words, none included.
+ *		Topics, and patterns that match them, like those of AMQP's topic exchanges: words separated
+ *		by dots.  In a pattern, * matches one word, and # matches any number of words, including
+ *		none.
  *
- * The first word of a topic is its space, which has owners; so a pattern's first word is no
- * wildcard.
+ * The first word of a topic is its topic space, which has owners.  Therefore, the first word of a
+ * pattern must not be a wildcard.
  *
- * A pattern is compared from left to right.  Where a word does not fit, the last # takes one
- * word more.  An earlier # need never take more: the words between the two were matched
- * where they first fit, and whatever the earlier # could take beyond that place, the last
- * one can take as well.  So no pattern takes longer than the product of both lengths.
+ * A pattern is compared from left to right.  If a word does not match, the last # takes one more
+ * word.  An earlier # never needs to take more: the words between the two were matched at the first
+ * possible position, and any words after that which the earlier # could take, the last # can take
+ * as well.  Therefore, the number of steps is at most the product of both lengths.
  */
 #include "postgres.h"
 
 #include "base/base.h"
 
+/* Returns whether word n is that wildcard. */
 static bool
 is_wildcard(const TopicWords *words, int n, char wildcard)
 {
 	return words->lengths[n] == 1 && words->words[n][0] == wildcard;
 }
 
-/* Raises 22023 for a word that a topic, or a pattern, cannot have. */
+/* Raises 22023 if word n is not valid in a topic, or in a pattern. */
 static void
 check_word(const char *name, const TopicWords *words, int n, bool pattern)
 {
@@ -55,8 +57,8 @@ check_word(const char *name, const TopicWords *words, int n, bool pattern)
 }
 
 /*
- * Takes a topic, or a pattern, apart; raises 22023 when it is malformed.  name: the
- * argument's.  The string is not longer than TOPIC_MAX.
+ * Splits a topic or a pattern of at most TOPIC_MAX bytes into words; raises 22023 if it is
+ * invalid.  name: the name of the argument, for messages.
  */
 void
 idemq_topic_split(const char *name, const char *string, bool pattern, TopicWords *words)
@@ -78,14 +80,14 @@ idemq_topic_split(const char *name, const char *string, bool pattern, TopicWords
 	idemq_topic_check_space(idemq_topic_space(words));
 }
 
-/* Returns the space of a topic, or of a pattern. */
+/* Returns the topic space of a topic or a pattern, palloc'ed. */
 char *
 idemq_topic_space(const TopicWords *words)
 {
 	return pnstrdup(words->words[0], words->lengths[0]);
 }
 
-/* Raises 22023 for a name that no space can have. */
+/* Raises 22023 if a name is not valid for a topic space. */
 void
 idemq_topic_check_space(const char *space)
 {
@@ -101,14 +103,14 @@ idemq_topic_check_space(const char *space)
 					TOPIC_MAX_SPACE));
 }
 
-/* Returns whether a pattern stands for a topic. */
+/* Returns whether a pattern matches a topic. */
 bool
 idemq_topic_matches(const TopicWords *pattern, const TopicWords *topic)
 {
 	int i = 0;
 	int j = 0;
-	int last = -1; /* the last # so far */
-	int taken = 0; /* the first word that it has not taken */
+	int last = -1; /* position of the last # so far */
+	int taken = 0; /* the first word of the topic that it has not taken */
 
 	while (j < topic->count)
 	{

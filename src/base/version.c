@@ -1,11 +1,11 @@
 /*
  * base/version.c
- *		The version of this library, and which versions of the SQL objects it works with.
+ *		The version of this library, and the versions of the SQL objects that it works with.
  *
- * Between a restart with a new library and ALTER EXTENSION idemq UPDATE a database has the SQL
- * objects of the version before.  The library works with them from oldest_sql of idemq.control
- * on; src/README.md has the rule that makes it so.  It refuses SQL objects newer than itself:
- * they may count on what it does not know.
+ * Between a restart with a new library and ALTER EXTENSION idemq UPDATE, a database has the SQL
+ * objects of the previous version.  The library works with SQL objects of version oldest_sql
+ * (idemq.control) or later; src/README.md has the rules that ensure this.  It does not work with
+ * SQL objects newer than itself, because they may rely on features that it does not have.
  */
 #include "postgres.h"
 
@@ -24,7 +24,7 @@ static const char oldest_sql[] = CppAsString2(IDEMQ_OLDEST_SQL);
 
 const char idemq_version[] = CppAsString2(IDEMQ_VERSION);
 
-/* A part of a version, up to the next dot, hyphen or plus. */
+/* A part of a version, which ends before a dot, hyphen or plus. */
 typedef struct Part
 {
 	const char *text;
@@ -32,7 +32,10 @@ typedef struct Part
 	bool is_number;
 } Part;
 
-/* Takes the next part from *at, and skips the dot after it.  A version's numbers end at a letter. */
+/*
+ * Reads the next part from *at, and skips the dot after it.  is_core: the part also ends at a
+ * letter.
+ */
 static Part
 next_part(const char **at, bool is_core)
 {
@@ -50,7 +53,10 @@ next_part(const char **at, bool is_core)
 	return part;
 }
 
-/* Compares numbers of any length as numbers, everything else as bytes; numbers come first. */
+/*
+ * Compares two parts: two numbers, of any length, by value, and other parts as bytes.  A number is
+ * less than any other part.
+ */
 static int
 compare_parts(Part a, Part b)
 {
@@ -94,8 +100,8 @@ version_compare(const char *a, const char *b)
 }
 
 /*
- * compare_versions(a, b) -> below 0, 0 or above 0.  The install script calls it first of all, to
- * refuse an older library that the server still has in memory.  So every later version of the
+ * compare_versions(a, b) -> below 0, 0 or above 0.  The install script calls it first, and fails
+ * if the server still has an older library in memory.  Therefore, every later version of the
  * library must keep this symbol.
  */
 SQL_FUNCTION(idemq_sql_compare_versions)
@@ -104,7 +110,10 @@ SQL_FUNCTION(idemq_sql_compare_versions)
 									text_to_cstring(PG_GETARG_TEXT_PP(1))));
 }
 
-/* Returns the version of the extension in this database; NULL when it is not there. */
+/*
+ * Returns the version of the extension in this database, or NULL if it does not have the
+ * extension.
+ */
 static char *
 sql_version(void)
 {
@@ -130,7 +139,10 @@ sql_version(void)
 	return version;
 }
 
-/* Returns whether this database has SQL objects, and they fit the library; scans pg_extension. */
+/*
+ * Returns whether this database has SQL objects, and whether the library works with their version.
+ * It scans pg_extension.
+ */
 IdemqPresence
 idemq_sql_presence(void)
 {
@@ -143,7 +155,7 @@ idemq_sql_presence(void)
 	return version_compare(version, idemq_version) > 0 ? IDEMQ_NEWER : IDEMQ_HERE;
 }
 
-/* Returns the version of SQL objects that wait for ALTER EXTENSION idemq UPDATE; NULL: none. */
+/* Returns the version of the SQL objects if it is older than the library; otherwise NULL. */
 char *
 idemq_update_waits(void)
 {

@@ -1,36 +1,36 @@
 /*
  * handler/handler.c
- *		A process that runs the handler of a queue: the loop of a background worker that the
- *		database's own worker starts (worker/handle.c), connected as the handler's role.
+ *		The main loop of a handler process, a background worker that runs the jobs of one queue.
+ *		The worker of the database starts it (worker/handle.c), connected as the handler's role.
  *
- *		claim, or else sleep until something is ready
- *		run what was claimed, in transactions of batch jobs, the last of which claims again
+ *		claim jobs; if there are none, sleep until the queue has some
+ *		run the claimed jobs, in transactions of one or more; the last of these claims again
  *		reset the session
  *
- * The session is the role's own.  A superuser that has SET ROLE would not do: the function could
- * RESET that.
+ * The session belongs to the role itself.  A superuser's session with SET ROLE would not be safe,
+ * because the function could call RESET ROLE.
  *
- * If anything raises an error in a batch, nothing of the batch is done; its jobs run again, each
- * in a transaction of its own, with the attempt that they have.  A job that is not at its first
- * attempt always runs alone.
+ * If a transaction that runs several jobs fails, it is rolled back, and each of its jobs runs again
+ * in its own transaction, in the same attempt.  A job that is not in its first attempt always runs
+ * in its own transaction.
  *
- * The process ends when it has been without a job for max_idle, after MAX_JOBS jobs or MAX_AGE,
- * when the handler is another or may not run any more, and when it is asked to: for another
- * handler, or by a command that needs the database for itself.  It gives back the jobs that it
- * has claimed and not begun.
+ * The process ends if it finds no job for max_idle, after MAX_JOBS jobs or MAX_AGE, if the handler
+ * has changed or may no longer run, and if it is asked to end, so that another handler can run or
+ * a command can use the database exclusively.  It then releases the claimed jobs that have not
+ * begun.
  *
- * SIGTERM, at a shutdown or from pg_terminate_backend, ends it in the middle of a job, as any
- * session.  On the way out (before_shmem_exit) the transaction is rolled back and the job given
- * back; a job to which that happens three times in a row has failed.  So has a job that ends the
- * process otherwise, by a FATAL error or because it caught the cancel of job_timeout.  If that
- * fails, or the server crashes, the lease, which is attached, ends, and the job is JOB_RETRYING
- * (job/reap.c).
+ * SIGTERM, sent by a shutdown or by pg_terminate_backend, ends the process even while a job runs.
+ * Its before_shmem_exit callback rolls back the transaction and releases the job, but the third
+ * time in a row that this happens to a job, the job has failed.  A job has also failed if it ends
+ * the process in another way: through a FATAL error, or because its function has caught the
+ * cancellation by job_timeout.  If the callback cannot write, or the server crashes, the lease
+ * ends with the process, because it is attached, and the job is retried (job/reap.c).
  *
- * If the postmaster dies, the process ends where it waits, or before its next job.  As long as it
- * is there, the server cannot start again.
+ * If the postmaster dies, the process ends where it sleeps, or before its next job.  Until then,
+ * the server cannot start again.
  *
- * An error outside of a job (a claim that fails) ends the process, and the next one is put
- * off; 40P01 after a few more tries.  40001 does not occur: run.c.
+ * An error outside of a job, that is, in a claim, ends the process, and delays the start of the
+ * next one.  After 40P01, the claim is repeated a few times first.  40001 cannot occur (run.c).
  */
 #include "postgres.h"
 
@@ -61,10 +61,10 @@
 #include "shared/waiters/waiters.h"
 #include "worker/worker.h"
 
-/* A process ends after so many jobs, and after so long. */
+/* After this number of jobs, or this time, a new process takes over. */
 #define MAX_JOBS 10000
 #define MAX_AGE USECS_PER_HOUR
-/* A claim that failed because of another transaction is made again so many times. */
+/* How often a claim is repeated after a deadlock. */
 #define MAX_CLAIMS 20
 
 pg_noreturn PGDLLEXPORT void idemq_handler_main(Datum arg);
@@ -75,39 +75,37 @@ static SqlStatement forget_crashes =
 			 "WHERE queue_id = $1 FOR NO KEY UPDATE SKIP LOCKED)",
 	 .types = {INT4OID}};
 
-static HandlerRun run;
 static MemoryContext loop_context;
-/* The set of waiters that this process has joined; NULL: none. */
+/* The set of waiters that this process has joined, or NULL. */
 static Waiters *joined = NULL;
 static int64 jobs_done = 0;
 static int64 started_at; /* mono */
-/* Whether this process is to end. */
+/* The main loop ends before the next job. */
 static bool leaving = false;
-/* How many of the claimed jobs are in the transaction that is open, or has just failed. */
-static volatile int at_work = 0;
+/* The number of jobs, from claimed->next on, that the open or just failed transaction runs. */
+static volatile int running_count = 0;
 
-static HandlerKey
-my_key(void)
-{
-	return (HandlerKey){MyDatabaseId, run.info.queue_id};
-}
-
-/* Ends what join began.  A signal that no claim has answered is passed on. */
+/*
+ * Leaves the set of waiters.  If a commit has signalled this process, and it has claimed no job
+ * since, passes the signal on to another waiter.
+ */
 static void
-handler_leave(bool answered)
+handler_leave(bool has_claimed)
 {
 	Waiters *waiters = joined;
 
 	joined = NULL;
-	if (waiters != NULL && idemq_waiters_leave(waiters) && !answered)
+	if (waiters != NULL && idemq_waiters_leave(waiters) && !has_claimed)
 		(void) idemq_waiters_wake(waiters, 1);
 }
 
-/* Sets this process' bit among the waiters of its queue: what becomes ready wakes it. */
+/*
+ * Joins the waiters of the queue: from now on, a job that becomes ready sets this process's latch.
+ */
 static void
 handler_join(void)
 {
-	Waiters *waiters = idemq_waiters_of_queue(run.qstate);
+	Waiters *waiters = idemq_waiters_of_queue(idemq_handler.qstate);
 
 	if (joined != waiters)
 		handler_leave(false);
@@ -116,20 +114,21 @@ handler_join(void)
 }
 
 /*
- * Ends what this process has claimed, on its way out.  If the postmaster has died, it writes nothing:
- * the server has crashed, and the next one takes the jobs back (job/recover.c).
+ * before_shmem_exit callback: ends the attempts of all claimed jobs.  If the postmaster has died,
+ * it does nothing, because the server has crashed, and recovers the jobs when it starts
+ * (job/recover.c).
  */
 static void
 settle_at_exit(int code, Datum arg)
 {
-	ClaimedJobs *claimed = idemq_claimed_now();
-	const ClaimedJob *job = idemq_handler_job();
-	bool told = idemq_handler_terminated();
-	const char *error = told ? "the handler process was asked to stop"
-						: idemq_handler_timed_out()
+	ClaimedJobs *claimed = idemq_handler.claimed;
+	const ClaimedJob *current = idemq_handler.current;
+	bool terminated = idemq_handler_terminated;
+	const char *error = terminated ? "the handler process was asked to stop"
+						: idemq_handler_timed_out
 							? "job_timeout has passed, but the function did not stop"
 							: "the handler process was terminated: see the server log";
-	int count = told && job == NULL ? 0 : at_work;
+	int count = terminated && current == NULL ? 0 : running_count;
 	int failed = 0;
 
 	if (!PostmasterIsAlive())
@@ -137,23 +136,25 @@ settle_at_exit(int code, Datum arg)
 	handler_leave(false);
 	if (claimed->next >= claimed->count)
 		return;
-	at_work = 0;
+	running_count = 0;
 	AbortOutOfAnyTransaction();
-	/* The job whose function was running; without one, all jobs of the transaction. */
+	/*
+	 * The job whose function was running is responsible; if none was, all jobs of the transaction.
+	 */
 	for (int i = 0; i < count; i++)
 	{
-		ClaimedJob *each = &claimed->jobs[claimed->next + i];
+		ClaimedJob *job = &claimed->jobs[claimed->next + i];
 
-		if (job == NULL || job == each)
-			failed += idemq_handler_end_at_exit(each, told, error);
+		if (current == NULL || current == job)
+			failed += idemq_handler_end_at_exit(job, terminated, error);
 	}
 	if (count > 0)
-		idemq_handler_note(my_key(), 0, failed, error);
+		idemq_handler_note(idemq_handler.key, 0, failed, error);
 	while (claimed->next < claimed->count)
-		(void) idemq_handler_end_at_exit(&claimed->jobs[claimed->next++], told, NULL);
+		(void) idemq_handler_end_at_exit(&claimed->jobs[claimed->next++], terminated, NULL);
 }
 
-/* Takes what came for this process between two jobs. */
+/* Processes the interrupts that came while a job ran; sets leaving if the process must end. */
 static void
 between_jobs(void)
 {
@@ -163,11 +164,11 @@ between_jobs(void)
 }
 
 /*
- * Takes away what a handler's function has left behind in its session: settings, temporary tables,
- * advisory locks, cursors, prepared statements, what currval knows.  (What it LISTENs to: run.c.)
- * Not by DISCARD ALL, which ends attached leases, and is slower: this does nothing in the
- * catalogs when there is nothing to take away.  Returns false when the session is another role's
- * now: then its process is to end.
+ * Removes what a handler's function may have left in the session: settings, temporary tables,
+ * advisory locks, cursors, prepared statements and the state of currval.  (run.c calls UNLISTEN.)
+ * DISCARD ALL would also end attached leases, and is slower: this function does not touch the
+ * catalogs if there is nothing to remove.  Returns false if the session has become another role's;
+ * the process must then end.
  */
 static bool
 reset_session(void)
@@ -189,26 +190,64 @@ reset_session(void)
 		PopActiveSnapshot();
 		CommitTransactionCommand();
 	}
-	return GetUserId() == run.role && GetSessionUserId() == run.role &&
-		   GetOuterUserId() == run.role;
+	return GetUserId() == idemq_handler.role && GetSessionUserId() == idemq_handler.role &&
+		   GetOuterUserId() == idemq_handler.role;
 }
 
-/* Counts what was run, and resets the session. */
+/* Runs the next claimed jobs in one transaction, decides what follows, and resets the session. */
 static void
-after(int done)
+run_next(void)
 {
-	jobs_done += done;
-	if (done > 0)
+	ClaimedJobs *claimed = idemq_handler.claimed;
+	ClaimedJob *jobs = &claimed->jobs[claimed->next];
+	int left = claimed->count - claimed->next;
+	int count = 1; /* jobs of this transaction */
+	bool claim;
+	ErrorData *error = NULL;
+	RunResult result;
+
+	while (!jobs->alone && count < left && !jobs[count].alone)
+		count++;
+	/* A job that has failed before may fail again, which would roll back the claim. */
+	claim = count == left && !jobs->alone && jobs->repeats == 0 && !leaving &&
+			jobs_done + count < MAX_JOBS;
+	running_count = count;
+	result = idemq_handler_run(jobs, count, claim, &error);
+	if (result != RUN_FAILED || count > 1)
+		running_count = 0;
+	switch (result)
 	{
-		idemq_handler_note(my_key(), done, 0, NULL);
-		/* The crashes in a row are over; the next job says so if the handler's row is held now. */
-		if (run.info.crashes > 0)
+		case RUN_DONE:
+			/* After a claim, idemq_handler.claimed is the next claim. */
+			if (!claim)
+				claimed->next += count;
+			break;
+		case RUN_FAILED:
+			if (count == 1 && idemq_handler_settle_failed(jobs, error))
+				claimed->next++;
+			/* If there were several jobs, we do not know which one has failed. */
+			for (int i = 0; i < count && count > 1; i++)
+				jobs[i].alone = true;
+			break;
+		case RUN_LEAVE:
+			leaving = true;
+			break;
+	}
+	running_count = 0;
+	if (result == RUN_DONE && idemq_handler.done > 0)
+	{
+		jobs_done += idemq_handler.done;
+		idemq_handler_note(idemq_handler.key, idemq_handler.done, 0, NULL);
+		/*
+		 * Only crashes in a row count.  If the handler's row is locked, the next job tries again.
+		 */
+		if (idemq_handler.info.crashes > 0)
 		{
-			Datum value = Int32GetDatum(run.info.queue_id);
+			Datum value = Int32GetDatum(idemq_handler.key.queue_id);
 
 			idemq_handler_begin();
 			if (idemq_spi_do(&forget_crashes, &value, NULL) > 0)
-				run.info.crashes = 0;
+				idemq_handler.info.crashes = 0;
 			idemq_handler_commit();
 		}
 	}
@@ -219,43 +258,7 @@ after(int done)
 	MemoryContextReset(loop_context);
 }
 
-/* Runs the next of the claimed jobs. */
-static void
-run_next(void)
-{
-	ClaimedJobs *claimed = idemq_claimed_now();
-	ClaimedJob *jobs = &claimed->jobs[claimed->next];
-	int left = claimed->count - claimed->next;
-	int count = 1; /* jobs of this transaction */
-	bool claim;
-	ErrorData *error = NULL;
-	RunResult result;
-
-	while (!jobs->alone && count < left && !jobs[count].alone)
-		count++;
-	/* A job that was run again, or is not at its first attempt, may fail: no claim with it. */
-	claim = count == left && !jobs->alone && jobs->repeats == 0 && !leaving &&
-			jobs_done + count < MAX_JOBS;
-	at_work = count;
-	result = idemq_handler_run(&run, jobs, count, claim, &error);
-	if (result != RUN_FAILED || count > 1)
-		at_work = 0;
-	if (result == RUN_LEAVE)
-		leaving = true;
-	else if (result == RUN_DONE && !claim)
-		claimed->next += count;
-	else if (result == RUN_FAILED && count > 1)
-	{
-		for (int i = 0; i < count; i++)
-			jobs[i].alone = true;
-	}
-	else if (result == RUN_FAILED && idemq_handler_settle_failed(&run, jobs, error))
-		claimed->next++;
-	at_work = 0;
-	after(result == RUN_DONE ? run.done : 0);
-}
-
-/* Claims; returns whether it got something. */
+/* Claims jobs; returns whether there were any.  If the claim fails, sets leaving. */
 static bool
 handler_claim(void)
 {
@@ -264,16 +267,17 @@ handler_claim(void)
 	int tries = 0;
 
 	do
-		result = idemq_handler_run(&run, NULL, 0, true, &error);
+		result = idemq_handler_run(NULL, 0, true, &error);
 	while (result == RUN_FAILED && idemq_handler_met_another(error) && tries++ < MAX_CLAIMS);
 	if (result == RUN_FAILED)
 	{
-		/* The error was no job's: the next process is deferred. */
+		/* No job is to blame, so the next process of this handler starts only after a delay. */
 		const char *message = error->message != NULL ? error->message : "";
 
-		idemq_handler_defer_start(my_key(), error->message != NULL ? message : "unknown error");
+		idemq_handler_defer_start(idemq_handler.key,
+								  error->message != NULL ? message : "unknown error");
 		ereport(LOG, errcode(error->sqlerrcode),
-				errmsg("handler process for queue \"%s\" is exiting: %s", idemq_handler_queue(),
+				errmsg("handler process for queue \"%s\" is exiting: %s", idemq_handler.queue_name,
 					   message));
 	}
 	if (result != RUN_DONE)
@@ -283,22 +287,23 @@ handler_claim(void)
 	}
 	MemoryContextSwitchTo(loop_context);
 	MemoryContextReset(loop_context);
-	return idemq_claimed_now()->count > 0;
+	return idemq_handler.claimed->count > 0;
 }
 
 /*
- * Sleeps until it has claimed something; false when it is to end.  The bit comes before the
- * claim: what becomes ready after that wakes it (shared/waiters/wake.c).
+ * Sleeps until a claim returns jobs, at most for max_idle.  Returns false if the process must end.
+ * It joins the waiters before each claim, so a job that becomes ready after the claim wakes it
+ * (shared/waiters/wake.c).
  */
 static bool
 await_jobs(void)
 {
-	int64 until = idemq_mono_now() + run.info.max_idle;
-	bool got = false;
+	int64 until = idemq_mono_now() + idemq_handler.info.max_idle;
+	bool has_claimed = false;
 
 	handler_join();
-	idemq_handler_idle(run.qstate, true);
-	while (!leaving && !(got = handler_claim()) && !leaving)
+	idemq_handler_idle(idemq_handler.qstate, true);
+	while (!leaving && !(has_claimed = handler_claim()) && !leaving)
 	{
 		int64 left = until - idemq_mono_now();
 
@@ -306,29 +311,27 @@ await_jobs(void)
 			break;
 		pgstat_report_activity(STATE_IDLE, "");
 		(void) pgstat_report_stat(true);
-		/*
-		 * The queue may have another state by now: then this joins its waiters, and claims again.
-		 */
-		if (joined == idemq_waiters_of_queue(run.qstate) && idemq_waiters_waits(joined))
+		/* If the queue has another state now, this process joins its waiters, and claims again. */
+		if (joined == idemq_waiters_of_queue(idemq_handler.qstate) && idemq_waiters_waits(joined))
 			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 							 (left + 999) / 1000, compat_wait_event_handler());
 		ResetLatch(MyLatch);
 		between_jobs();
 		handler_join();
 	}
-	handler_leave(got);
-	idemq_handler_idle(run.qstate, false);
-	return got;
+	handler_leave(has_claimed);
+	idemq_handler_idle(idemq_handler.qstate, false);
+	return has_claimed;
 }
 
-/* Main function of a process that runs a handler. */
+/* Main function of a handler process. */
 void
 idemq_handler_main(Datum arg)
 {
 	HandlerTicket ticket;
 	HandlerTarget target;
 	QueueInfo queue;
-	bool wanted;
+	bool may_run;
 
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	pqsignal(SIGTERM, die);
@@ -337,37 +340,38 @@ idemq_handler_main(Datum arg)
 	if (!idemq_handler_attach(&ticket))
 		proc_exit(0);
 	BackgroundWorkerInitializeConnectionByOid(ticket.key.database, ticket.role, 0);
-	/* Against ALTER ROLE ... SET role, too: a RESET in the function would bring that back. */
+	/* The role may have a default role.  Set this way, RESET ROLE in the function restores none. */
 	SetConfigOption("role", "none", PGC_USERSET, PGC_S_OVERRIDE);
-	run.role = ticket.role;
-	run.errors =
+	idemq_handler.key = ticket.key;
+	idemq_handler.role = ticket.role;
+	idemq_handler.errors =
 		AllocSetContextCreate(TopMemoryContext, "idemq handler error", ALLOCSET_DEFAULT_SIZES);
 	loop_context = AllocSetContextCreate(TopMemoryContext, "idemq handler", ALLOCSET_DEFAULT_SIZES);
 	MemoryContextSwitchTo(loop_context);
 	SetConfigOption("application_name", IDEMQ_HANDLER_WORKER, PGC_BACKEND, PGC_S_CLIENT);
 	idemq_handler_limits_begin();
 	before_shmem_exit(settle_at_exit, (Datum) 0);
-	/* Before the first claim: what was claimed earlier is a former server's. */
+	/* This fixes the time before which a claim counts as made by a former server. */
 	(void) idemq_primary_since();
-	/* The handler is read in a transaction; there may be nothing to run as this role. */
 	idemq_handler_begin();
-	idemq_claimed_begin();
-	run.version = idemq_version_of_queue(ticket.key.queue_id);
-	wanted = idemq_presence() == IDEMQ_HERE && idemq_handler_read(ticket.key.queue_id, &run.info) &&
-			 !run.info.stopped && idemq_handler_check(&run, &target, &queue) == RUN_DONE;
+	idemq_handler_prepare();
+	idemq_handler.version = idemq_version_of_queue(ticket.key.queue_id);
+	may_run = idemq_presence() == IDEMQ_HERE &&
+			  idemq_handler_read(ticket.key.queue_id, &idemq_handler.info) &&
+			  !idemq_handler.info.stopped && idemq_handler_check(&target, &queue) == RUN_DONE;
 	idemq_handler_commit();
-	if (wanted)
+	if (may_run)
 	{
 		idemq_handler_ready();
 		started_at = idemq_mono_now();
 		while (!leaving)
 		{
-			ClaimedJobs *claimed = idemq_claimed_now();
+			ClaimedJobs *claimed = idemq_handler.claimed;
 
 			between_jobs();
 			if (leaving)
 				break;
-			pgstat_report_activity(STATE_RUNNING, idemq_handler_queue());
+			pgstat_report_activity(STATE_RUNNING, idemq_handler.queue_name);
 			if (claimed->next < claimed->count)
 				run_next();
 			else if (!handler_claim() && !leaving && !await_jobs())

@@ -1,20 +1,17 @@
 /*
  * handler/handler.h
- *		Processes that run jobs by a function in the database.
+ *		Background processes that run the jobs of a queue through a function in the database.
  */
 #ifndef IDEMQ_HANDLER_HANDLER_H
 #define IDEMQ_HANDLER_HANDLER_H
 
+#include <signal.h>
+
 #include "access/htup.h"
-#include "access/tupdesc.h"
 #include "utils/guc.h"
 
 #include "queue/queue.h"
-
-/*
- * claimed.c
- *		The jobs that a handler's process has claimed.
- */
+#include "shared/processes/processes.h"
 
 typedef struct ClaimedJob
 {
@@ -22,78 +19,80 @@ typedef struct ClaimedJob
 	int64 token;
 	int32 attempt;
 	int repeats;  /* times that it was run again at once */
-	bool alone;	  /* it runs in a transaction of its own */
+	bool alone;	  /* it runs in its own transaction */
 	bool settled; /* this process has nothing more to do with it */
 	Datum payload;
-	HeapTuple row; /* as idemq.claim answers */
+	HeapTuple row; /* with the columns of idemq.claim */
 } ClaimedJob;
 
-/* The jobs of one claim, in its order. */
+/* The jobs returned by one claim, in claim order. */
 typedef struct ClaimedJobs
 {
 	MemoryContext context;
 	int count;
-	int next; /* the first that is not run yet */
+	int next; /* index of the first job that has not run yet */
 	ClaimedJob *jobs;
 } ClaimedJobs;
 
-extern ClaimedJobs *idemq_claimed_now(void);
-extern void idemq_claimed_begin(void);
-extern TupleDesc idemq_claimed_desc(void);
-extern bool idemq_claimed_more(const QueueInfo *queue, int wanted);
-extern void idemq_claimed_swap(void);
+/* The state of a handler process; unused in other processes. */
+typedef struct HandlerProcess
+{
+	HandlerKey key;
+	HandlerInfo info;		   /* the handler, as last read */
+	uint64 version;			   /* of the queue's settings, read before info */
+	Oid role;				   /* the role that the process is connected as */
+	QueueName queue_name;	   /* as of the last check, like qstate */
+	QueueState *qstate;		   /* state of the queue */
+	ClaimedJobs *claimed;	   /* from the last committed claim */
+	const ClaimedJob *current; /* the job whose function is running; NULL between jobs */
+	int done;				   /* number of jobs that the last transaction has run */
+	MemoryContext errors;	   /* holds the last error */
+} HandlerProcess;
 
 /*
  * run.c
- *		Running the jobs of a handler.
+ *		One transaction of a handler process.
  */
 
 typedef enum RunResult
 {
 	RUN_DONE,
-	RUN_FAILED, /* nothing is committed; the error is copied */
-	RUN_LEAVE	/* nothing is committed: the handler is another, or may not run any more */
+	RUN_FAILED, /* rolled back, and the error was copied */
+	RUN_LEAVE	/* nothing was done: the handler has changed, or may no longer run */
 } RunResult;
 
-/* What a handler's process is for. */
-typedef struct HandlerRun
-{
-	HandlerInfo info;	  /* as it was read */
-	uint64 version;		  /* of the queue's settings, read before info */
-	Oid role;			  /* that this process is connected as */
-	QueueState *qstate;	  /* of the queue, at the last check */
-	int done;			  /* jobs that the last transaction has run */
-	MemoryContext errors; /* for what has failed */
-} HandlerRun;
+extern HandlerProcess idemq_handler;
 
-extern const ClaimedJob *idemq_handler_job(void);
-extern const char *idemq_handler_queue(void);
-extern RunResult idemq_handler_check(HandlerRun *run, HandlerTarget *target, QueueInfo *queue);
-extern RunResult idemq_handler_run(HandlerRun *run, ClaimedJob *jobs, int count, bool claim,
-								   ErrorData **error);
+extern void idemq_handler_prepare(void);
 extern void idemq_handler_begin(void);
 extern void idemq_handler_commit(void);
+extern RunResult idemq_handler_check(HandlerTarget *target, QueueInfo *queue);
+extern RunResult idemq_handler_run(ClaimedJob *jobs, int count, bool claim, ErrorData **error);
 
 /*
  * limits.c
- *		How long a handler's function may run, and idemq's own statements wait.
+ *		How long a handler's function may run, and how long idemq's own statements may wait.
  */
+
+/* Whether job_timeout has passed for the last job whose function was called. */
+extern volatile sig_atomic_t idemq_handler_timed_out;
+/* Whether the function of that job was interrupted because the job is being cancelled. */
+extern volatile sig_atomic_t idemq_handler_cancelled;
+/* Whether this process has received SIGTERM. */
+extern volatile sig_atomic_t idemq_handler_terminated;
 
 extern void idemq_handler_limits_begin(void);
 extern void idemq_handler_limit_start(int64 length, int64 job_id, int64 token);
 extern void idemq_handler_limit_stop(void);
 extern void idemq_handler_limit_waits(GucAction action);
-extern bool idemq_handler_timed_out(void);
-extern bool idemq_handler_cancelled(void);
-extern bool idemq_handler_terminated(void);
 
 /*
  * settle.c
- *		What becomes of a job whose function has raised an error.
+ *		How an attempt ends if its function has not returned.
  */
 
 extern bool idemq_handler_met_another(const ErrorData *error);
-extern bool idemq_handler_settle_failed(HandlerRun *run, ClaimedJob *job, ErrorData *error);
-extern bool idemq_handler_end_at_exit(ClaimedJob *job, bool told, const char *text);
+extern bool idemq_handler_settle_failed(ClaimedJob *job, ErrorData *error);
+extern bool idemq_handler_end_at_exit(ClaimedJob *job, bool terminated, const char *text);
 
 #endif

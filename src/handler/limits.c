@@ -1,19 +1,20 @@
 /*
  * handler/limits.c
- *		How long a handler's function may run: the job_timeout of its queue, armed by the
- *		process that runs it; that its job is being cancelled; how long idemq's own statements
- *		wait for a lock there; and whether the process was told to end.
+ *		How long a handler's function may run: until job_timeout has passed, or its job is being
+ *		cancelled.  Also how long idemq's own statements wait for a lock in a handler process, and
+ *		whether the process has received SIGTERM.
  *
- * When the time is over, the function is cancelled, as by pg_cancel_backend.  If it catches
- * that, and is not done after KILL_DELAY more, the process ends: handler/handler.c then settles
- * the job on the way out.
+ * When job_timeout passes, the function is cancelled, as by pg_cancel_backend.  If the function
+ * catches this and has not returned KILL_DELAY later, the process ends, and handler/handler.c ends
+ * the attempt on the way out.
  *
- * A session that cancels the job, takes it back or drops its queue waits for the row, which this
- * process holds, and sends SIGUSR2 (shared/waiters/listeners.c).  The function is cancelled as well,
- * and the job is given back (handler/settle.c), which undoes nothing if the job has been cancelled.
+ * A session that cancels the job, takes it back or drops its queue has to wait for the job's row,
+ * which this process has locked.  It sends SIGUSR2 (shared/waiters/listeners.c), which cancels the
+ * function as well.  The job is then released (handler/settle.c); if it has been cancelled by then,
+ * the release changes nothing.
  *
- * The timers are set around the call alone: a cancel that came during the commit's wait for
- * a standby would end that wait.
+ * All of this applies only during the call of the function.  Otherwise, a cancellation during
+ * COMMIT could end the wait for a synchronous standby.
  */
 #include "postgres.h"
 
@@ -35,29 +36,37 @@
 #include "shared/leases/leases.h"
 #include "shared/waiters/waiters.h"
 
-/* A function that has caught the cancel is ended after so many ms. */
+/* How long after the cancellation the process ends, if the function has not returned: ms. */
 #define KILL_DELAY 5000
+
+volatile sig_atomic_t idemq_handler_timed_out = false;
+volatile sig_atomic_t idemq_handler_cancelled = false;
+volatile sig_atomic_t idemq_handler_terminated = false;
 
 static TimeoutId cancel_timeout;
 static TimeoutId kill_timeout;
+/* Both timeouts are enabled. */
 static volatile sig_atomic_t armed = false;
-static volatile sig_atomic_t timed_out = false;
-static volatile sig_atomic_t terminated = false;
-static volatile sig_atomic_t cancelled = false;
 
-/* Called when the time is over. */
+/* Cancels the function; called by signal handlers, too. */
 static void
-cancel(void)
+cancel_function(volatile sig_atomic_t *reason)
 {
-	if (!armed)
-		return;
-	timed_out = true;
+	*reason = true;
 	QueryCancelPending = true;
 	InterruptPending = true;
 	SetLatch(MyLatch);
 }
 
-/* Called KILL_DELAY later: the function has caught the cancel. */
+/* Timeout handler: job_timeout has passed. */
+static void
+cancel_timed_out(void)
+{
+	if (armed)
+		cancel_function(&idemq_handler_timed_out);
+}
+
+/* Timeout handler: the function has not returned KILL_DELAY after its cancellation. */
 static void
 kill_process(void)
 {
@@ -68,59 +77,52 @@ kill_process(void)
 	SetLatch(MyLatch);
 }
 
+/* SIGUSR2: cancels the function if it is the job that runs now whose attempt is being cancelled. */
 static void
-cancel_function(void)
-{
-	cancelled = true;
-	QueryCancelPending = true;
-	InterruptPending = true;
-	SetLatch(MyLatch);
-}
-
-/* An attempt of this process is being cancelled: if it is the one that is running, it ends. */
-static void
-interrupt_cancelled(SIGNAL_ARGS)
+handle_job_cancelled(SIGNAL_ARGS)
 {
 	int save_errno = errno;
 
 	if (idemq_listener_interrupted())
-		cancel_function();
+		cancel_function(&idemq_handler_cancelled);
 	errno = save_errno;
 }
 
+/* SIGTERM. */
 static void
-terminate(SIGNAL_ARGS)
+handle_terminate(SIGNAL_ARGS)
 {
-	terminated = true;
+	idemq_handler_terminated = true;
 	die(COMPAT_SIGNAL_ARGS);
 }
 
-/* Prepares this process, once it is connected. */
+/* Prepares this process; call it once, after it has connected. */
 void
 idemq_handler_limits_begin(void)
 {
-	cancel_timeout = RegisterTimeout(USER_TIMEOUT, cancel);
+	cancel_timeout = RegisterTimeout(USER_TIMEOUT, cancel_timed_out);
 	kill_timeout = RegisterTimeout(USER_TIMEOUT, kill_process);
-	pqsignal(SIGTERM, terminate);
+	pqsignal(SIGTERM, handle_terminate);
 	pqsignal(SIGINT, StatementCancelHandler);
-	pqsignal(SIGUSR2, interrupt_cancelled);
+	pqsignal(SIGUSR2, handle_job_cancelled);
 }
 
 /*
- * Begins the time of a job; length: microseconds, 0: no limit.  A cancel that has come before
- * interrupts the function at once.
+ * Call this immediately before a job's function.  length: its job_timeout in microseconds; 0 means
+ * no limit.  If another session is already cancelling the job, the function is interrupted at
+ * once.
  */
 void
 idemq_handler_limit_start(int64 length, int64 job_id, int64 token)
 {
 	int64 ms = Min((length + 999) / 1000, PG_INT32_MAX - KILL_DELAY);
 
-	timed_out = false;
-	QueryCancelPending = false; /* it was for what came before */
-	cancelled = false;
+	idemq_handler_timed_out = false;
+	QueryCancelPending = false; /* was meant for the previous job */
+	idemq_handler_cancelled = false;
 	idemq_listener_run(token);
 	if (idemq_lease_is_cancelled(job_id, token))
-		cancel_function();
+		cancel_function(&idemq_handler_cancelled);
 	if (length == 0)
 		return;
 	armed = true;
@@ -128,7 +130,7 @@ idemq_handler_limit_start(int64 length, int64 job_id, int64 token)
 	enable_timeout_after(kill_timeout, (int) ms + KILL_DELAY);
 }
 
-/* Ends the time of a job; to be called after an error, too. */
+/* Call this when a job's function has returned or raised an error. */
 void
 idemq_handler_limit_stop(void)
 {
@@ -143,8 +145,9 @@ idemq_handler_limit_stop(void)
 }
 
 /*
- * Limits how long what follows waits for a lock, to the end of the transaction or of the level
- * of settings: the holder of the lock must not hold up the handlers of others.
+ * Lowers lock_timeout to IDEMQ_LOCK_PATIENCE until the end of the transaction (GUC_ACTION_LOCAL)
+ * or of the GUC nesting level (GUC_ACTION_SAVE).  While this process waited for a lock, no other
+ * handler could use it.
  */
 void
 idemq_handler_limit_waits(GucAction action)
@@ -152,25 +155,4 @@ idemq_handler_limit_waits(GucAction action)
 	if (LockTimeout == 0 || LockTimeout > IDEMQ_LOCK_PATIENCE)
 		(void) set_config_option("lock_timeout", IDEMQ_LOCK_PATIENCE_TEXT, PGC_USERSET,
 								 PGC_S_SESSION, action, true, 0, false);
-}
-
-/* Returns whether the time of the last job was over. */
-bool
-idemq_handler_timed_out(void)
-{
-	return timed_out;
-}
-
-/* Returns whether the last job's function was ended because the job is being cancelled. */
-bool
-idemq_handler_cancelled(void)
-{
-	return cancelled;
-}
-
-/* Returns whether this process was told to end: by the server's shutdown, or by somebody. */
-bool
-idemq_handler_terminated(void)
-{
-	return terminated;
 }

@@ -1,36 +1,44 @@
 /*
  * handler/run.c
- *		Running the jobs of a handler: a transaction of one or more.  SQL function current_job.
+ *		One transaction of a handler process: it runs jobs, and claims the next ones.  Also the SQL
+ *		function current_job.
  *
  *		begin
- *			check that the handler is the one that was read, and may run
- *			lock the row of each job, by id: no other transaction ends these attempts meanwhile.
- *			If one holds the row already, a cancel perhaps, the reaper gives the job back.
- *			for each job, in the order of the claim:
- *				look whether its attempt still stands
+ *			check that the handler is the one that was read, and that it may still run
+ *			lock the rows of the jobs, in id order, so that no other transaction ends these attempts
+ *			for each job, in claim order:
+ *				skip the job if its attempt is no longer the current one
  *				call the function
- *				commit the job with what the function returned
- *			claim the next ones
+ *				commit the job with the result of the function
+ *			claim the next jobs
  *		commit
  *
- * So the effect, the end of the attempt and the next claim share one flush.  A job is committed
- * before the next one's function is called: what that function sees and does is as if the jobs
- * ran one after the other, each in a transaction of its own.  A function may end the attempts of
- * jobs that come after its own, and these are left out then; those before are completed.  A job
- * that its own function has settled, by commit, fail or release, stays so.
+ * The effects, the ends of the attempts and the next claim therefore share one flush.  Each job is
+ * committed before the function is called for the next one, so the jobs run as if each had its own
+ * transaction.  A function may end the attempt of a later job of the batch, which is then skipped.
+ * If a function ends the attempt of its own job, with commit, fail or release, the job stays that
+ * way.
  *
- * There are no subtransactions: when anything raises an error, at COMMIT too, all is rolled back,
- * the claim of the next ones included, and handler/handler.c decides what follows.
+ * There are no subtransactions.  If anything raises an error, even COMMIT, then everything is
+ * rolled back, including the claim, and handler/handler.c decides what to do next.
  *
- * What the function LISTENs to (PostgreSQL refuses that in a background process, but a
- * function in C may do it) is taken back in the same transaction; what else it leaves behind in
- * the session goes after that (handler/handler.c).
+ * Claims are attached, so the leases end with the process.  A lease lasts for the queue's
+ * max_lease, so no heartbeats are needed: job_timeout limits how long a job may run.  While the
+ * jobs of one claim run, the same transaction makes the next claim, so there are two ClaimedJobs,
+ * which are exchanged after the commit.  If the transaction is rolled back, the next claim
+ * overwrites what this one has claimed.
+ *
+ * A function in C may call LISTEN, which PostgreSQL otherwise refuses in a background process.
+ * Its channels are removed in the same transaction.  Everything else that a function leaves behind
+ * in the session is removed by handler/handler.c, after the transaction.
  */
 #include "postgres.h"
 
 #include "access/htup_details.h"
 #include "access/xact.h"
+#include "catalog/pg_type.h"
 #include "commands/async.h"
+#include "executor/tuptable.h"
 #include "fmgr.h"
 #include "miscadmin.h"
 #include "pgstat.h"
@@ -38,6 +46,7 @@
 #include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
+#include "utils/tuplestore.h"
 
 #include "base/base.h"
 #include "handler/handler.h"
@@ -48,47 +57,64 @@
 #include "shared/queue_states/queue_states.h"
 #include "table/table.h"
 
-/* The job that the function is called for, NULL between jobs; and its queue's name. */
-static const ClaimedJob *current = NULL;
-static QueueName queue_name;
+static ClaimedJobs claims[2];
 
-/* Returns the job that the function is called for; NULL: none. */
-const ClaimedJob *
-idemq_handler_job(void)
-{
-	return current;
-}
+HandlerProcess idemq_handler = {.claimed = &claims[0]};
 
-/* Returns the name of this handler's queue. */
-const char *
-idemq_handler_queue(void)
-{
-	return queue_name;
-}
+/* The one of the two that idemq_handler.claimed does not point to. */
+static ClaimedJobs *next_claim = &claims[1];
+static TupleDesc claim_desc = NULL;
+static TupleTableSlot *claim_slot = NULL;
 
-/* current_job() -> a row as idemq.claim_any answers; NULLs outside of a handler. */
+/* current_job() -> a row with the columns of idemq.claim_any; all NULL outside of a handler. */
 SQL_FUNCTION(idemq_sql_current_job)
 {
-	const ClaimedJob *job = current;
+	const ClaimedJob *job = idemq_handler.current;
 	Datum values[CLAIM_COLUMN_COUNT + 1] = {0};
 	bool nulls[CLAIM_COLUMN_COUNT + 1];
 
 	memset(nulls, true, sizeof(nulls));
 	if (job != NULL)
 	{
-		heap_deform_tuple(job->row, idemq_claimed_desc(), values, nulls);
+		heap_deform_tuple(job->row, claim_desc, values, nulls);
+		/* The queue's name comes before the kind, which is the last column. */
 		values[CLAIM_KIND + 1] = values[CLAIM_KIND];
 		nulls[CLAIM_KIND + 1] = nulls[CLAIM_KIND];
-		values[CLAIM_KIND] = CStringGetTextDatum(queue_name);
+		values[CLAIM_KIND] = CStringGetTextDatum(idemq_handler.queue_name);
 		nulls[CLAIM_KIND] = false;
 	}
 	return idemq_row_datum(fcinfo, values, nulls);
 }
 
+/* Prepares this process for claims; call it once, in a transaction. */
+void
+idemq_handler_prepare(void)
+{
+	static const char *const names[CLAIM_COLUMN_COUNT] = {"id",			  "token",	   "attempt",
+														  "max_attempts", "deadline",  "payload",
+														  "key",		  "group_key", "checkpoint",
+														  "enqueued_at",  "headers",   "kind"};
+	static const Oid types[CLAIM_COLUMN_COUNT] = {INT8OID,		  INT8OID,		  INT4OID,
+												  INT4OID,		  TIMESTAMPTZOID, JSONBOID,
+												  TEXTOID,		  TEXTOID,		  JSONBOID,
+												  TIMESTAMPTZOID, JSONBOID,		  TEXTOID};
+	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
+
+	claim_desc = CreateTemplateTupleDesc(CLAIM_COLUMN_COUNT);
+	for (int i = 0; i < CLAIM_COLUMN_COUNT; i++)
+		TupleDescInitEntry(claim_desc, (AttrNumber) (i + 1), names[i], types[i], -1, 0);
+	claim_slot = MakeSingleTupleTableSlot(claim_desc, &TTSOpsMinimalTuple);
+	for (int i = 0; i < (int) lengthof(claims); i++)
+		claims[i].context =
+			AllocSetContextCreate(TopMemoryContext, "idemq claimed jobs", ALLOCSET_DEFAULT_SIZES);
+	MemoryContextSwitchTo(old);
+}
+
 /*
- * Begins a transaction of idemq's own, in which no function is called: a claim, or the end of an
- * attempt.  It is READ COMMITTED, whatever the role's default: a 40001 here would be no job's,
- * and would end the process.  It does not wait long for a lock: other handlers need the process.
+ * Begins a transaction in which no handler function is called: a claim, or the end of an attempt.
+ * The transaction is READ COMMITTED, regardless of the role's default, because a 40001 error here
+ * would not be the fault of any job, and would end the process.  Its waits for locks are short,
+ * because other handlers need the process.
  */
 void
 idemq_handler_begin(void)
@@ -108,57 +134,53 @@ idemq_handler_commit(void)
 }
 
 /*
- * Checks, in a transaction, that the handler is the one that was read, and may run; looks up
- * its function and its queue.  RUN_LEAVE otherwise; if it may not run, the reason is noted where
- * the DBA sees it.
+ * Checks that the handler has not changed since it was read, and that it may still run.  Returns
+ * RUN_DONE, and its function and queue, if so; otherwise RUN_LEAVE.  If the handler may not run,
+ * the reason is recorded for idemq.handlers.  Call it in a transaction.
  */
 RunResult
-idemq_handler_check(HandlerRun *run, HandlerTarget *target, QueueInfo *queue)
+idemq_handler_check(HandlerTarget *target, QueueInfo *queue)
 {
-	HandlerKey key = {MyDatabaseId, run->info.queue_id};
-	uint64 version = idemq_version_of_queue(run->info.queue_id);
+	uint64 version = idemq_version_of_queue(idemq_handler.key.queue_id);
 	char *why;
 
 	if (idemq_follows())
 		return RUN_LEAVE;
-	if (version != run->version)
+	if (version != idemq_handler.version)
 	{
 		HandlerInfo info;
 
-		if (!idemq_handler_read(run->info.queue_id, &info) ||
-			!idemq_handler_same(&info, &run->info))
+		if (!idemq_handler_read(idemq_handler.key.queue_id, &info) ||
+			!idemq_handler_same(&info, &idemq_handler.info))
 			return RUN_LEAVE;
-		run->info = info;
-		run->version = version;
+		idemq_handler.info = info;
+		idemq_handler.version = version;
 	}
-	why = idemq_handler_resolve(&run->info, target);
-	if (why == NULL && target->role != run->role)
-		return RUN_LEAVE;
+	why = idemq_handler_resolve(&idemq_handler.info, target);
 	if (why != NULL)
 	{
-		(void) idemq_handler_refuse(key, why);
+		(void) idemq_handler_refuse(idemq_handler.key, why);
 		return RUN_LEAVE;
 	}
-	if (!idemq_queue_by_id(run->info.queue_id, queue) || queue->qstate == NULL)
+	if (target->role != idemq_handler.role ||
+		!idemq_queue_by_id(idemq_handler.key.queue_id, queue) || queue->qstate == NULL)
 		return RUN_LEAVE;
-	run->qstate = queue->qstate;
-	strlcpy(queue_name, queue->name, sizeof(queue_name));
+	idemq_handler.qstate = queue->qstate;
+	strlcpy(idemq_handler.queue_name, queue->name, sizeof(idemq_handler.queue_name));
 	return RUN_DONE;
 }
 
+/* Compares pointers to jobs by the ids with which the jobs begin, for qsort. */
 static int
-compare_jobs(const void *a, const void *b)
+run_compare_ids(const void *a, const void *b)
 {
-	int64 x = (*(ClaimedJob *const *) a)->id;
-	int64 y = (*(ClaimedJob *const *) b)->id;
-
-	return x < y ? -1 : x > y ? 1 : 0;
+	return idemq_compare_int64(*(const void *const *) a, *(const void *const *) b);
 }
 
 /*
- * Locks the rows of jobs, in the order of their ids, so that two transactions never deadlock.  A
- * job whose row somebody holds is given back: to wait might take hours, and keep the process from
- * all handlers of the server.
+ * Locks the rows of jobs, in id order, so that two transactions never deadlock.  If another
+ * transaction holds a row, for example to cancel the job, the lease is handed over to the reaper:
+ * to wait could take hours, during which no other handler could use this process.
  */
 static void
 run_lock(ClaimedJob *jobs, int count)
@@ -169,7 +191,7 @@ run_lock(ClaimedJob *jobs, int count)
 
 	for (int i = 0; i < count; i++)
 		sorted[i] = &jobs[i];
-	qsort(sorted, count, sizeof(ClaimedJob *), compare_jobs);
+	qsort(sorted, count, sizeof(ClaimedJob *), run_compare_ids);
 	idemq_jobs_open(&table);
 	for (int i = 0; i < count; i++)
 	{
@@ -187,44 +209,45 @@ run_lock(ClaimedJob *jobs, int count)
 }
 
 /*
- * Calls the function for a job; returns its result, or sets *isnull.  If the job is one of
- * several, what the function has SET ends with the call: the next job finds the role's settings.
+ * Calls the function for a job, and returns its result; *isnull: the function has no result.
+ * in_batch: the transaction runs several jobs, so the settings that the function changes are
+ * restored after the call, before the next job.
  */
 static Datum
 run_call(FmgrInfo *function, const HandlerTarget *target, const ClaimedJob *job,
-		 const QueueInfo *queue, bool several, bool *isnull)
+		 const QueueInfo *queue, bool in_batch, bool *isnull)
 {
 	LOCAL_FCINFO(fcinfo, 1);
 	Oid user;
 	int sec_context;
 	Datum result;
-	int nest_level = several ? NewGUCNestLevel() : 0;
+	int guc_level = in_batch ? NewGUCNestLevel() : 0;
 
 	GetUserIdAndSecContext(&user, &sec_context);
 	InitFunctionCallInfoData(*fcinfo, function, 1, InvalidOid, NULL, NULL);
 	fcinfo->args[0].value = job->payload;
 	fcinfo->args[0].isnull = false;
-	/* It sees what the jobs before it have done, as a statement of its own would. */
+	/* Like a new statement, the function sees what the jobs before it have done. */
 	PopActiveSnapshot();
 	PushActiveSnapshot(GetTransactionSnapshot());
-	current = job;
+	idemq_handler.current = job;
 	idemq_handler_limit_start(queue->job_timeout, job->id, job->token);
 	result = FunctionCallInvoke(fcinfo);
 	idemq_handler_limit_stop();
-	current = NULL;
+	idemq_handler.current = NULL;
 	*isnull = fcinfo->isnull || target->returns_void;
-	if (several)
-		AtEOXact_GUC(false, nest_level);
-	/* A SET ROLE ends with the job. */
+	if (in_batch)
+		AtEOXact_GUC(false, guc_level);
+	/* The function may have called SET ROLE. */
 	SetUserIdAndSecContext(user, sec_context);
 	CommandCounterIncrement();
 	return result;
 }
 
 /*
- * Commits a job with what its function has returned, unless the function has ended it itself.
- * Raises 42501 when the role has lost the right to claim, and the attempt stands: the effect of
- * a job that is not committed must not commit.
+ * Commits a job with the result of its function, unless the function has ended the attempt itself.
+ * Raises 42501 if the attempt is still running and the role may no longer claim from the queue,
+ * because the effect of a job must not commit without the job.
  */
 static void
 run_finish(const ClaimedJob *job, Datum result, bool no_result)
@@ -241,7 +264,7 @@ run_finish(const ClaimedJob *job, Datum result, bool no_result)
 		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				errmsg("job %lld cannot be committed", (long long) job->id),
 				errdetail("The handler's role no longer has the claim privilege on queue \"%s\".",
-						  queue_name),
+						  idemq_handler.queue_name),
 				errhint("Grant the claim privilege with idemq.grant_queue, or drop the handler."));
 	AtEOXact_GUC(true, guc_level);
 	CommandCounterIncrement();
@@ -267,18 +290,65 @@ run_jobs(const HandlerTarget *target, const QueueInfo *queue, ClaimedJob *jobs, 
 		run_finish(&jobs[i], result, isnull);
 		done++;
 	}
-	/* Nothing is to read what the function LISTENs to. */
+	/* Nobody would read the notifications. */
 	Async_UnlistenAll();
 	return done;
 }
 
 /*
- * Runs jobs in a transaction; with claim it also claims the next ones, which are at work after
- * it.  Without jobs the transaction is one of idemq's own, for the claim alone.  After RUN_FAILED,
- * *error is what was raised.
+ * Claims at most a batch of jobs into next_claim, in the open transaction.  If the queue may have
+ * more ready jobs, asks the worker to start another process of this handler.
+ */
+static void
+run_claim(const QueueInfo *queue)
+{
+	ClaimCall call = {.lease = queue->max_lease, .flags = JOB_ATTACHED | JOB_HANDLER};
+	int guc_level = NewGUCNestLevel();
+	MemoryContext old;
+
+	idemq_handler_limit_waits(GUC_ACTION_SAVE);
+	call.worker = cstring_to_text(psprintf(IDEMQ_HANDLER_WORKER " %d", MyProcPid));
+	call.desc = claim_desc;
+	call.store = tuplestore_begin_heap(false, false, work_mem);
+	call.scan.queue = *queue;
+	/* job_timeout starts when the function is called (handler/limits.c), and not now. */
+	call.scan.queue.job_timeout = 0;
+	idemq_claim_begin(&call, idemq_handler.info.batch);
+	idemq_claim_from_queue(&call);
+	MemoryContextReset(next_claim->context);
+	old = MemoryContextSwitchTo(next_claim->context);
+	next_claim->jobs = palloc0(Max(call.claimed, 1) * sizeof(ClaimedJob));
+	next_claim->count = next_claim->next = 0;
+	while (next_claim->count < call.claimed &&
+		   tuplestore_gettupleslot(call.store, true, false, claim_slot))
+	{
+		ClaimedJob *job = &next_claim->jobs[next_claim->count++];
+		bool isnull;
+
+		job->row = ExecCopySlotHeapTuple(claim_slot);
+		job->id = DatumGetInt64(heap_getattr(job->row, 1, claim_desc, &isnull));
+		job->token = DatumGetInt64(heap_getattr(job->row, 2, claim_desc, &isnull));
+		job->attempt = DatumGetInt32(heap_getattr(job->row, 3, claim_desc, &isnull));
+		job->payload = heap_getattr(job->row, 6, claim_desc, &isnull);
+		/* It has failed before, and must not roll back other jobs. */
+		job->alone = job->attempt > 1;
+	}
+	MemoryContextSwitchTo(old);
+	ExecClearTuple(claim_slot);
+	tuplestore_end(call.store);
+	if (call.scan.more)
+		idemq_handler_call(queue->qstate);
+	AtEOXact_GUC(true, guc_level);
+}
+
+/*
+ * Runs jobs in a transaction.  If claim is true, it also claims the next jobs, which are in
+ * idemq_handler.claimed after the commit.  If count is 0, the transaction only claims.  Returns
+ * RUN_DONE if the transaction has committed.  After RUN_FAILED, *error is the error that was
+ * raised.
  */
 RunResult
-idemq_handler_run(HandlerRun *run, ClaimedJob *jobs, int count, bool claim, ErrorData **error)
+idemq_handler_run(ClaimedJob *jobs, int count, bool claim, ErrorData **error)
 {
 	MemoryContext context = CurrentMemoryContext;
 	volatile RunResult result = RUN_DONE;
@@ -296,39 +366,34 @@ idemq_handler_run(HandlerRun *run, ClaimedJob *jobs, int count, bool claim, Erro
 			idemq_begin_transaction();
 			PushActiveSnapshot(GetTransactionSnapshot());
 		}
-		result = idemq_handler_check(run, &target, &queue);
-		if (result == RUN_DONE)
-		{
-			if (count > 0)
-				run->done = run_jobs(&target, &queue, jobs, count);
-			if (claim)
-			{
-				int guc_level = NewGUCNestLevel();
-
-				idemq_handler_limit_waits(GUC_ACTION_SAVE);
-				if (idemq_claimed_more(&queue, run->info.batch))
-					idemq_handler_call(queue.qstate);
-				AtEOXact_GUC(true, guc_level);
-			}
-		}
+		result = idemq_handler_check(&target, &queue);
+		if (result == RUN_DONE && count > 0)
+			idemq_handler.done = run_jobs(&target, &queue, jobs, count);
+		if (result == RUN_DONE && claim)
+			run_claim(&queue);
 		idemq_handler_commit();
-		/* No interrupt is taken between the commit and this. */
+		/* No interrupt is processed between the commit and the end of this block. */
 		for (int i = 0; i < count && result == RUN_DONE; i++)
 			jobs[i].settled = true;
 		if (claim && result == RUN_DONE)
-			idemq_claimed_swap();
+		{
+			ClaimedJobs *former = idemq_handler.claimed;
+
+			idemq_handler.claimed = next_claim;
+			next_claim = former;
+		}
 	}
 	PG_CATCH();
 	{
 		HOLD_INTERRUPTS();
-		current = NULL;
+		idemq_handler.current = NULL;
 		idemq_handler_limit_stop();
-		MemoryContextReset(run->errors);
-		MemoryContextSwitchTo(run->errors);
+		MemoryContextReset(idemq_handler.errors);
+		MemoryContextSwitchTo(idemq_handler.errors);
 		*error = CopyErrorData();
 		FlushErrorState();
 		AbortOutOfAnyTransaction();
-		MemoryContextSwitchTo(run->errors);
+		MemoryContextSwitchTo(idemq_handler.errors);
 		RESUME_INTERRUPTS();
 		result = RUN_FAILED;
 	}

@@ -1,20 +1,23 @@
 /*
  * handler/settle.c
- *		What becomes of a job whose function has raised an error, by its SQLSTATE:
+ *		How an attempt ends if its function has raised an error, by the error's SQLSTATE:
  *
- *		40001, 40P01	run again at once, three times; then as all others
+ *		40001, 40P01	the job runs again at once, up to three times; then as all others
  *		IQ010			fail: retried after the interval in DETAIL, or the queue's backoff
  *		IQ011			fail: dead
- *		IQ012			release: ready again after the interval in DETAIL, or retry_base;
- *						the attempt does not count
+ *		IQ012			release: ready again after the interval in DETAIL, or retry_base; the
+ *						attempt does not count
  *		57014			release, if the job is being cancelled; otherwise as all others
- *		57P01 - 57P03	release: a server shuts down, this one or one that it asked
+ *		57P01 - 57P03	release: this server is shutting down, or one that the function has asked
  *		all others		fail: retried after the queue's backoff
  *
- * The error's text becomes the attempt's error; SQLSTATE, detail, hint and context become its
- * details.  The job's effects are rolled back by then; this is a transaction of its own.  It does
- * not wait for a session that holds the job's row: what it cannot write it hands over to the
- * reaper (job/reap.c), which knows that the attempt failed, and not why.
+ * The error's message becomes the error of the attempt.  SQLSTATE, DETAIL, HINT and CONTEXT become
+ * its details.
+ *
+ * The effects of the job have been rolled back, and the attempt ends in its own transaction.  This
+ * transaction does not wait for another session that holds the job's row.  Instead, it hands the
+ * lease over to the reaper (job/reap.c), which then knows that the attempt has failed, but not
+ * why.
  */
 #include "postgres.h"
 
@@ -37,9 +40,9 @@
 #include "shared/processes/processes.h"
 #include "table/table.h"
 
-/* A job that failed because of another transaction is run again at once so many times. */
+/* How often a job runs again at once after 40001 or 40P01. */
 #define MAX_REPEATS 3
-/* Bytes that are kept of each text of an error; six times as many in JSON, at worst. */
+/* Maximum number of bytes stored for each text of an error; in JSON, a byte becomes at most six. */
 #define MAX_TEXT 2000
 
 static text *
@@ -48,7 +51,7 @@ clipped(const char *string)
 	return cstring_to_text_with_len(string, pg_mbcliplen(string, (int) strlen(string), MAX_TEXT));
 }
 
-/* Returns an error as a jsonb: a member for each text that it has. */
+/* Returns an error as a jsonb object, with a member for each text that the error has. */
 static Jsonb *
 settle_describe(const ErrorData *error)
 {
@@ -72,7 +75,7 @@ settle_describe(const ErrorData *error)
 	return DatumGetJsonbP(DirectFunctionCall1(jsonb_in, CStringGetDatum(json.data)));
 }
 
-/* Reads the interval that a function has put into DETAIL, microseconds; false when it is none. */
+/* Reads DETAIL as an interval, into microseconds; returns false if it is not an interval. */
 static bool
 read_delay(const ErrorData *error, int64 *delay)
 {
@@ -91,7 +94,7 @@ read_delay(const ErrorData *error, int64 *delay)
 	}
 	PG_CATCH();
 	{
-		/* Only these two functions were called, and they hold nothing. */
+		/* No subtransaction is needed: the two functions called here acquire no resources. */
 		MemoryContextSwitchTo(context);
 		FlushErrorState();
 	}
@@ -99,7 +102,7 @@ read_delay(const ErrorData *error, int64 *delay)
 	return valid;
 }
 
-/* Chooses how the attempt ends. */
+/* Returns how the attempt ends, by the table above, except for its error and details. */
 static Finish
 settle_choose(const ErrorData *error, const QueueInfo *queue)
 {
@@ -119,7 +122,7 @@ settle_choose(const ErrorData *error, const QueueInfo *queue)
 				finish.delay = queue->retry_base;
 			break;
 		case ERRCODE_QUERY_CANCELED:
-			if (idemq_handler_cancelled() && !idemq_handler_timed_out())
+			if (idemq_handler_cancelled && !idemq_handler_timed_out)
 				finish.kind = FINISH_RELEASE;
 			break;
 		case ERRCODE_ADMIN_SHUTDOWN:
@@ -135,9 +138,9 @@ settle_choose(const ErrorData *error, const QueueInfo *queue)
 }
 
 /*
- * Ends an attempt in a transaction of its own.  If another session holds the row or drops the
- * dead-letter queue, or the role may no longer claim, it ends the lease, and the reaper ends the
- * attempt.
+ * Ends an attempt, in the open transaction.  If another session holds the row or is dropping the
+ * dead-letter queue, or the role may no longer claim from the queue, it ends the lease instead, and
+ * the reaper ends the attempt.
  */
 static void
 end_attempt(ClaimedJob *job, Finish *finish)
@@ -152,7 +155,7 @@ end_attempt(ClaimedJob *job, Finish *finish)
 							  finish->kind == FINISH_FAIL ? LOSS_FAILED : LOSS_RETURNED);
 }
 
-/* Returns whether a transaction failed because of another, and may succeed when repeated. */
+/* Returns whether a transaction failed because of another one, so that a retry may succeed. */
 bool
 idemq_handler_met_another(const ErrorData *error)
 {
@@ -161,11 +164,11 @@ idemq_handler_met_another(const ErrorData *error)
 }
 
 /*
- * Ends the attempt whose transaction has raised an error; false when the job is to be run
- * again at once.
+ * Ends the attempt of a job whose transaction was rolled back because of an error.  Returns false
+ * if the job must run again at once; the attempt then continues.
  */
 bool
-idemq_handler_settle_failed(HandlerRun *run, ClaimedJob *job, ErrorData *error)
+idemq_handler_settle_failed(ClaimedJob *job, ErrorData *error)
 {
 	QueueInfo queue;
 	Finish finish = {.kind = FINISH_RELEASE};
@@ -177,11 +180,11 @@ idemq_handler_settle_failed(HandlerRun *run, ClaimedJob *job, ErrorData *error)
 		return false;
 	}
 	idemq_handler_begin();
-	if (idemq_queue_by_id(run->info.queue_id, &queue))
+	if (idemq_queue_by_id(idemq_handler.key.queue_id, &queue))
 	{
-		if (idemq_handler_timed_out() && error->sqlerrcode == ERRCODE_QUERY_CANCELED)
+		if (idemq_handler_timed_out && error->sqlerrcode == ERRCODE_QUERY_CANCELED)
 			error->message =
-				MemoryContextStrdup(run->errors,
+				MemoryContextStrdup(idemq_handler.errors,
 									psprintf("job_timeout of queue \"%s\" has passed", queue.name));
 		finish = settle_choose(error, &queue);
 		if (finish.kind == FINISH_FAIL)
@@ -196,24 +199,24 @@ idemq_handler_settle_failed(HandlerRun *run, ClaimedJob *job, ErrorData *error)
 	if (finish.kind == FINISH_FAIL)
 	{
 		ereport(LOG, errcode(error->sqlerrcode),
-				errmsg("handler of queue \"%s\", job %lld, attempt %d: %s", idemq_handler_queue(),
-					   (long long) job->id, job->attempt,
+				errmsg("handler of queue \"%s\", job %lld, attempt %d: %s",
+					   idemq_handler.queue_name, (long long) job->id, job->attempt,
 					   error->message != NULL ? error->message : ""),
 				error->detail != NULL ? errdetail_internal("%s", error->detail) : 0,
 				error->context != NULL ? errcontext("%s", error->context) : 0);
-		idemq_handler_note((HandlerKey){MyDatabaseId, run->info.queue_id}, 0, 1, error->message);
+		idemq_handler_note(idemq_handler.key, 0, 1, error->message);
 	}
 	return true;
 }
 
 /*
- * Ends the attempt of a job whose process ends in the middle of it; text: why.  A job that was
- * not begun, with text NULL, is given back, as if it had not been claimed.  So is one whose process
- * was told to end; but the third time in a row it has failed (job/finish.c).  Returns whether it has
- * failed.
+ * Ends the attempt of a claimed job because the process exits.  text NULL: the job has not begun,
+ * so it is released as if it had not been claimed.  Otherwise text is the error: the job has
+ * failed, unless terminated is true (SIGTERM).  Then it is released, but the third time in a row
+ * it fails (job/finish.c).  Returns whether it has failed.
  */
 bool
-idemq_handler_end_at_exit(ClaimedJob *job, bool told, const char *text)
+idemq_handler_end_at_exit(ClaimedJob *job, bool terminated, const char *text)
 {
 	Finish finish = {.kind = FINISH_RELEASE, .uncounted = true};
 
@@ -223,7 +226,7 @@ idemq_handler_end_at_exit(ClaimedJob *job, bool told, const char *text)
 	if (text != NULL)
 	{
 		finish.args.error = cstring_to_text(text);
-		finish.kind = told ? FINISH_INTERRUPT : FINISH_FAIL;
+		finish.kind = terminated ? FINISH_INTERRUPT : FINISH_FAIL;
 	}
 	end_attempt(job, &finish);
 	idemq_handler_commit();

@@ -1,15 +1,16 @@
 /*
  * hooks/exclusive_database.c
- *		Commands that need a database for themselves: its worker is sent away before
- *		they run, and kept away until their transaction ends.
+ *		Commands that require that no other session uses a database, or that would deadlock with
+ *		the worker.  The worker and the handler processes leave before such a command runs, and
+ *		stay away until its transaction ends (txn/pending_away.c).
  *
- *		DROP DATABASE, CREATE DATABASE with it as the template, ALTER DATABASE ...
- *			RENAME, SET TABLESPACE: they fail while there is another session;
- *		ALTER EXTENSION, DROP EXTENSION idemq: they lock one table after the other,
- *			in another order than a maintenance task does.
+ *		DROP DATABASE, CREATE DATABASE with the database as the template, ALTER DATABASE ... RENAME
+ *			or SET TABLESPACE: they fail while another session uses the database.
+ *		ALTER EXTENSION idemq, DROP EXTENSION idemq: they lock tables in a different order than the
+ *			worker's tasks do.
  *
- * The worker is sent away only for a role that may run the command: no other role may stop a
- * worker.  Which databases are held, until when, is in txn/pending_away.c.
+ * The worker leaves only if the current role may run the command; otherwise, any role could stop
+ * it.
  */
 #include "postgres.h"
 
@@ -35,15 +36,16 @@
 #include "shared/processes/processes.h"
 #include "txn/txn.h"
 
-/* A worker gets so many steps of AWAY_STEP to go by itself, then SIGTERM. */
+/* We look every AWAY_STEP ms whether a process has left. */
+#define AWAY_STEP 10
+/* The process receives SIGTERM after this number of steps. */
 #define AWAY_PATIENCE 50
-/* After so many steps the command fails, or goes on with a warning: see name_process. */
+/* After this number of steps we give up (report_process). */
 #define AWAY_STEPS 1000
-#define AWAY_STEP 10 /* ms */
 
-/* Returns the value of an option, otherwise when it is not given. */
+/* Returns the value of an option, or the default value if the option is not given. */
 static const char *
-option_value(List *options, const char *name, const char *otherwise)
+option_value(List *options, const char *name, const char *default_value)
 {
 	ListCell *lc;
 
@@ -54,7 +56,7 @@ option_value(List *options, const char *name, const char *otherwise)
 		if (strcmp(option->defname, name) == 0 && option->arg != NULL)
 			return defGetString(option);
 	}
-	return otherwise;
+	return default_value;
 }
 
 /* Returns whether a command alters or drops the extension. */
@@ -75,7 +77,7 @@ is_about_extension(Node *statement)
 	return false;
 }
 
-/* Returns the database that a command needs for itself; InvalidOid for none. */
+/* Returns the database that the worker must leave before a command; InvalidOid if there is none. */
 static Oid
 database_needed(Node *statement)
 {
@@ -96,45 +98,44 @@ database_needed(Node *statement)
 	return name == NULL ? InvalidOid : get_database_oid(name, true);
 }
 
-/* Returns whether the current role may copy a database. */
+/* Returns whether the current role may run a command for which the worker must leave a database. */
 static bool
-may_copy(Oid database)
+may_run(Node *statement, Oid database)
 {
-	HeapTuple role = SearchSysCache1(AUTHOID, ObjectIdGetDatum(GetUserId()));
-	HeapTuple copied = SearchSysCache1(DATABASEOID, ObjectIdGetDatum(database));
-	bool may =
-		HeapTupleIsValid(role) && ((Form_pg_authid) GETSTRUCT(role))->rolcreatedb &&
-		HeapTupleIsValid(copied) &&
-		(((Form_pg_database) GETSTRUCT(copied))->datistemplate || compat_owns_database(database));
+	HeapTuple role;
+	HeapTuple template;
+	bool may;
 
-	if (HeapTupleIsValid(role))
-		ReleaseSysCache(role);
-	if (HeapTupleIsValid(copied))
-		ReleaseSysCache(copied);
-	return may;
-}
-
-/* Returns whether the current role may run a command that needs a database for itself. */
-static bool
-may_have(Oid database, Node *statement)
-{
 	if (is_about_extension(statement))
 	{
 		Oid extension = get_extension_oid(IDEMQ_EXTENSION, true);
 
 		return OidIsValid(extension) && compat_owns_extension(extension);
 	}
-	if (IsA(statement, CreatedbStmt))
-		return superuser() || may_copy(database);
-	return compat_owns_database(database);
+	if (!IsA(statement, CreatedbStmt))
+		return compat_owns_database(database);
+	if (superuser())
+		return true;
+	role = SearchSysCache1(AUTHOID, ObjectIdGetDatum(GetUserId()));
+	template = SearchSysCache1(DATABASEOID, ObjectIdGetDatum(database));
+	may =
+		HeapTupleIsValid(role) && ((Form_pg_authid) GETSTRUCT(role))->rolcreatedb &&
+		HeapTupleIsValid(template) &&
+		(((Form_pg_database) GETSTRUCT(template))->datistemplate || compat_owns_database(database));
+	if (HeapTupleIsValid(role))
+		ReleaseSysCache(role);
+	if (HeapTupleIsValid(template))
+		ReleaseSysCache(template);
+	return may;
 }
 
 /*
- * Says which process does not end.  A process that is stopped can only be named: the command
- * itself would count it as a session.  A command on the extension needs only locks, and goes on.
+ * Reports a process that does not leave.  This is an error, because the command would fail while
+ * the process has a session.  A command on the extension needs only locks, so it gets only a
+ * warning.
  */
 static void
-name_process(const char *what, pid_t pid, Node *statement)
+report_process(const char *what, pid_t pid, Node *statement)
 {
 	ereport(
 		is_about_extension(statement) ? WARNING : ERROR, errcode(ERRCODE_OBJECT_IN_USE),
@@ -157,51 +158,46 @@ sleep_a_step(void)
 }
 
 /*
- * Has a database's processes that run handlers end, once no worker starts any: those without a
- * job at once, the others after their job.  After AWAY_PATIENCE they end in the middle of it, and
- * give it back.
- */
-static void
-send_handlers_away(Oid database, Node *statement)
-{
-	pid_t pid = 0;
-
-	for (int i = 0; i < AWAY_STEPS; i++)
-	{
-		pid = idemq_handlers_leave(database, i == AWAY_PATIENCE ? SIGTERM : 0);
-		if (pid == 0)
-			return;
-		sleep_a_step();
-	}
-	name_process("handler", pid, statement);
-}
-
-/*
- * Sends the worker away from a database that a command, which is about to run, needs for itself,
- * until this transaction ends.  Waits until the worker has no session there, and will get none, and
- * until its handlers are gone.  Does nothing in the worker itself.
+ * If the command that is about to run requires it, makes the worker and then the handler processes
+ * leave a database.  Returns when they have no session there.  They stay away until this
+ * transaction ends.  Does nothing in the worker itself.
  */
 void
 idemq_exclusive_make_way(Node *statement)
 {
 	Oid database = IsTransactionState() ? database_needed(statement) : InvalidOid;
-	pid_t pid;
+	pid_t worker;
+	pid_t handler;
 
-	if (!OidIsValid(database) || idemq_worker_self() != NULL || !may_have(database, statement))
+	if (!OidIsValid(database) || idemq_worker_self() != NULL || !may_run(statement, database))
 		return;
-	pid = idemq_pending_away_keep(database);
-	/* The worker may be a session already, not yet, or still. */
-	for (int i = 0; pid != 0 && (idemq_worker_signal(database, pid, 0) || BackendPidGetProc(pid));
+	worker = idemq_pending_away_keep(database);
+	/* The worker may not have a session yet, or may have a session but no registration any more. */
+	for (int i = 0;
+		 worker != 0 && (idemq_worker_signal(database, worker, 0) || BackendPidGetProc(worker));
 		 i++)
 	{
 		if (i == AWAY_PATIENCE)
-			(void) idemq_worker_signal(database, pid, SIGTERM);
+			(void) idemq_worker_signal(database, worker, SIGTERM);
 		else if (i == AWAY_STEPS)
 		{
-			name_process("background worker", pid, statement);
+			report_process("background worker", worker, statement);
 			break;
 		}
 		sleep_a_step();
 	}
-	send_handlers_away(database, statement);
+	/*
+	 * Only now, because the worker would start new handler processes.  A process that is running a
+	 * job finishes it first, unless it receives SIGTERM; then it releases the job.
+	 */
+	for (int i = 0;
+		 (handler = idemq_handlers_leave(database, i == AWAY_PATIENCE ? SIGTERM : 0)) != 0; i++)
+	{
+		if (i == AWAY_STEPS)
+		{
+			report_process("handler", handler, statement);
+			break;
+		}
+		sleep_a_step();
+	}
 }

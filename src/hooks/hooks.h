@@ -1,6 +1,6 @@
 /*
  * hooks/hooks.h
- *		What PostgreSQL calls: utility statements, triggers, COMMIT PREPARED, the planner.
+ *		Code that PostgreSQL calls: for utility commands, in triggers, and in the planner.
  */
 #ifndef IDEMQ_HOOKS_HOOKS_H
 #define IDEMQ_HOOKS_HOOKS_H
@@ -8,22 +8,15 @@
 #include "nodes/nodes.h"
 
 /*
- * prepared.c
- *		Which prepared transactions have changed idemq's tables.
- */
-
-extern bool idemq_prepared_has_written(const char *gid);
-
-/*
  * utility.c
- *		Utility commands that idemq follows.
+ *		Utility commands that change what shared memory reflects.
  */
 
 extern void idemq_utility_install(void);
 
 /*
  * exclusive_database.c
- *		Commands that need a database for themselves.
+ *		Commands that require that no other session uses the database.
  */
 
 extern void idemq_exclusive_make_way(Node *statement);

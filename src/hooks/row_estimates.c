@@ -1,18 +1,18 @@
 /*
  * hooks/row_estimates.c
- *		How many rows the planner expects in our tables.
+ *		Planner hook that corrects the expected number of rows in our tables.
  *
- * A queue's tables are full at one time and empty at another.  If they were analyzed while they
- * were empty, the planner computes from that a table without rows, however large its file is by
- * now.  Then every plan costs the same, and it may choose one that reads all jobs for each job, or
- * all of an index for each row.  The same holds for a table that had a few rows in many pages.  So a
- * table of ours that would have fewer rows than pages, and fewer than a hundred, is planned as if it
- * had never been analyzed: PostgreSQL then takes its pages for full.  Where that is too many rows, a
- * plan may read those pages once, which a scan of the table does as well.  A hundred rows or more
- * are enough for the planner to avoid such plans, so it is left to trust them.
+ * A queue's tables are full at one time and empty at another.  If a table was analyzed while it
+ * was empty, or had few rows in many pages, the planner expects hardly any rows, however large the
+ * table has become.  All plans then seem to cost the same, and the planner may choose one that
+ * reads the whole table, or a whole index, once per row.  Therefore, if the planner expects fewer
+ * rows than pages in one of our tables, and fewer than TRUSTED_ROWS, we estimate like PostgreSQL
+ * does for a table that was never analyzed: every page is full.  If that is too many rows, a plan
+ * may read the pages once, which a sequential scan would do, too.  With TRUSTED_ROWS rows or more,
+ * the planner avoids bad plans.
  *
- * This concerns every statement on our tables: the extension's, a view's, and one that a user has
- * written.  Statistics of columns stay as they are.  No locks, and nothing of shared memory.
+ * The hook applies to every statement that uses our tables, including those of users.  It does not
+ * change the statistics of columns.  It takes no locks, and does not use shared memory.
  */
 #include "postgres.h"
 
@@ -27,7 +27,7 @@
 #include "base/compat.h"
 #include "hooks/hooks.h"
 
-/* An estimate of so many rows is trusted. */
+/* An estimate of at least this number of rows is not corrected. */
 #define TRUSTED_ROWS 100
 
 static compat_relation_hook_type prev_relation_hook = NULL;
@@ -42,11 +42,11 @@ is_ours(Oid relid)
 		   (strcmp(schema, IDEMQ_SCHEMA) == 0 || strcmp(schema, IDEMQ_INTERNAL_SCHEMA) == 0);
 }
 
-/* Returns how many rows a full page of a table has, as PostgreSQL estimates it. */
+/* Returns the number of rows in a full page, computed as in PostgreSQL's estimate_rel_size. */
 static double
 rows_of_full_page(Oid relid)
 {
-	Relation rel = table_open(relid, NoLock); /* the query holds a lock */
+	Relation rel = table_open(relid, NoLock); /* the query has locked it */
 	int32 width = MAXALIGN(get_rel_data_width(rel, NULL)) + MAXALIGN(SizeofHeapTupleHeader) +
 				  sizeof(ItemIdData);
 	int usable = (BLCKSZ - SizeOfPageHeaderData) *
@@ -56,13 +56,13 @@ rows_of_full_page(Oid relid)
 	return Max(usable / width, 1);
 }
 
-/* Raises the number of rows that the planner expects in a table, and in its indexes. */
+/* Corrects the number of rows that the planner expects in a table and in its indexes. */
 static void
 raise_estimate(Oid relid, RelOptInfo *rel)
 {
 	ListCell *cell;
 
-	/* Seldom true, so that the tables of others cost no lookup. */
+	/* The first condition is cheap, and holds for most tables, so is_ours is rarely called. */
 	if (rel->tuples >= Min(rel->pages, TRUSTED_ROWS) || !is_ours(relid))
 		return;
 	rel->tuples = rel->pages * rows_of_full_page(relid);
@@ -70,7 +70,7 @@ raise_estimate(Oid relid, RelOptInfo *rel)
 	{
 		IndexOptInfo *index = lfirst_node(IndexOptInfo, cell);
 
-		/* A partial index may have fewer rows than the table. */
+		/* A partial index may have fewer rows than the table, so assume only one per page. */
 		if (index->indpred == NIL)
 			index->tuples = rel->tuples;
 		else
@@ -80,7 +80,7 @@ raise_estimate(Oid relid, RelOptInfo *rel)
 
 COMPAT_RELATION_HOOK(relation_hook, prev_relation_hook, raise_estimate)
 
-/* Installs the hook, before those of other libraries. */
+/* Installs the hook; called once, from _PG_init. */
 void
 idemq_row_estimates_install(void)
 {

@@ -1,8 +1,11 @@
 /*
  * hooks/row_triggers.c
- *		Triggers on idemq's own tables, by which shared memory and caches follow
- *		rows that change by any other way than direct access: SPI, a DBA's
- *		statement, COPY, logical replication; and the OID beside each role's name.
+ *		Triggers on idemq's own tables.  They note how shared memory and caches must change when
+ *		rows are written through SQL: by idemq's SPI statements, a DBA, COPY or logical
+ *		replication.  Direct access (table/) fires no triggers, and notes its own changes.  Also
+ *		the trigger that stores the OID of a role next to its name.
+ *
+ * At the end of the transaction, txn/at_end.c applies the notes.
  */
 #include "postgres.h"
 
@@ -22,7 +25,7 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* What a version of a row of idemq.jobs says that memory follows. */
+/* The columns of a row version of idemq.jobs that shared memory reflects. */
 typedef struct JobVersion
 {
 	int32 queue_id;
@@ -46,7 +49,10 @@ refuse(void)
 			errhint("Do not call the function directly, and do not use it in your own triggers."));
 }
 
-/* Raises 0A000 when called by anything but a trigger of that timing; for_row: for each row. */
+/*
+ * Returns the data of the trigger that calls a function.  Raises 0A000 if its caller is not a
+ * trigger with that timing, or if for_row is true and it is not a row trigger.
+ */
 static TriggerData *
 trigger_data(FunctionCallInfo fcinfo, TriggerEvent timing, bool for_row)
 {
@@ -58,7 +64,10 @@ trigger_data(FunctionCallInfo fcinfo, TriggerEvent timing, bool for_row)
 	return data;
 }
 
-/* Reads a version.  A NULL has nothing to read where 8 bytes are passed by reference. */
+/*
+ * Reads a row version.  Columns that may be NULL are read only if they are not, because the Datum
+ * of a NULL is not a valid pointer for a type that is passed by reference.
+ */
 static void
 read_version(Relation rel, HeapTuple tuple, JobVersion *version)
 {
@@ -85,10 +94,10 @@ read_version(Relation rel, HeapTuple tuple, JobVersion *version)
 }
 
 /*
- * Returns the state of the queue of a job's version; NULL when the queue has no state, or when its
- * row is not there yet.  A parallel restore may commit the queue before our jobs, and others may
- * work on it by then.  So what the jobs need is noted without a queue state, and our commit looks
- * for the state that the queue has then.
+ * Returns the state of a job's queue, or NULL if the queue has no state or is not visible yet.  In
+ * a parallel restore, another transaction may add the queue and commit first, and sessions may
+ * already use the queue.  Therefore, changes are noted even without a queue state; our commit then
+ * looks for the state that the queue has at that time.
  */
 static QueueState *
 qstate_of(const JobVersion *version)
@@ -98,7 +107,7 @@ qstate_of(const JobVersion *version)
 	return idemq_queue_by_id(version->queue_id, &queue) ? queue.qstate : NULL;
 }
 
-/* Notes where a version stands in the ready index; taken: where it stood. */
+/* Notes the ready-index key of a version; taken: of a version that is no longer the current one. */
 static void
 note_ready(const JobVersion *version, bool taken)
 {
@@ -114,8 +123,8 @@ note_ready(const JobVersion *version, bool taken)
 }
 
 /*
- * Marks the group of a changed row: it may need a head now.  A job that is blocked without a
- * group waits for its parents, which may be done.
+ * Marks the group of a changed row, because the group may now need a head.  A job that is blocked
+ * without a group waits for its parents, which may have finished, so the job is marked instead.
  */
 static void
 row_triggers_note_group(const JobVersion *row)
@@ -127,8 +136,8 @@ row_triggers_note_group(const JobVersion *row)
 }
 
 /*
- * Follows a job into another queue.  As a child it waits there for its parents; one that waits
- * for an event asks for it again, since events are a queue's own.
+ * Notes that a job has moved to another queue.  A child waits there for its parents.  A job that
+ * waits for an event looks for it again, because each queue has its own events.
  */
 static void
 note_move(const JobVersion *before, const JobVersion *after)
@@ -141,14 +150,17 @@ note_move(const JobVersion *before, const JobVersion *after)
 		idemq_jobs_moved_event_wait(after->id);
 	qstate = qstate_of(after);
 	idemq_dependency_note(qstate, after->id);
-	/* A queue that gets its state before our commit learns from the rows as they were. */
+	/*
+	 * If the queue gets its state before our commit, that state reflects the rows without our
+	 * change.
+	 */
 	if (qstate == NULL)
 		idemq_pending_note(ACTION_ROWS, NULL, 0);
 }
 
 /*
- * Counts a version of a row in its group if the queue has group_max_unfinished.  is_new: the row was
- * inserted.
+ * If the queue has group_max_unfinished, adds count (1 or -1) for a row version to the room taken
+ * in its group.  version NULL: does nothing.  is_new: the row was inserted.
  */
 static void
 count_in_group(const JobVersion *version, int count, bool is_new)
@@ -161,7 +173,10 @@ count_in_group(const JobVersion *version, int count, bool is_new)
 		idemq_pending_group_room_miss(version->queue_id);
 }
 
-/* Counts a row that SQL wrote; a version is NULL when there is none. */
+/*
+ * Counts a written row in gauges and groups; before is NULL after INSERT, after is NULL after
+ * DELETE.
+ */
 static void
 count_row(const JobVersion *before, const JobVersion *after)
 {
@@ -178,7 +193,9 @@ count_row(const JobVersion *before, const JobVersion *after)
 	}
 }
 
-/* Notes that a job has its result, or is gone: sessions may sleep until then. */
+/*
+ * If a job has finished or was deleted, notes that sessions that wait for its result must wake up.
+ */
 static void
 note_result(const JobVersion *before, const JobVersion *after)
 {
@@ -198,8 +215,9 @@ note_result(const JobVersion *before, const JobVersion *after)
 }
 
 /*
- * jobs_changed(): row trigger of idemq.jobs.  In a database that follows another, where mostly
- * the apply worker writes, only results are noted: nobody reads the rest (job/follow.c).
+ * jobs_changed(): row trigger of idemq.jobs.  In a database that follows another one, where mostly
+ * the apply worker writes, only results are noted, because nothing else in shared memory is used
+ * there (job/follow.c).
  */
 SQL_FUNCTION(idemq_sql_jobs_changed)
 {
@@ -224,9 +242,12 @@ SQL_FUNCTION(idemq_sql_jobs_changed)
 	if (before != NULL)
 	{
 		row_triggers_note_group(before);
-		/* Our own claims do not see it any more, and pass its key; a rollback brings it back. */
+		/*
+		 * Our transaction's claims do not see this version, and may move the scan start past its
+		 * key.  A rollback makes the version current again, and then lowers the scan start.
+		 */
 		note_ready(before, true);
-		/* The change ends the attempt, and so its lease entry. */
+		/* The change has ended the attempt, so its lease entry must go. */
 		if (before->status == JOB_RUNNING &&
 			!(after != NULL && after->status == JOB_RUNNING && after->token == before->token &&
 			  after->queue_id == before->queue_id))
@@ -239,7 +260,10 @@ SQL_FUNCTION(idemq_sql_jobs_changed)
 		note_ready(after, false);
 		if (!after->is_finished && after->expires_at != DT_NOEND)
 			idemq_pending_ready_note_expiry(qstate_of(after), after->queue_id, after->expires_at);
-		/* A job that was set to running by hand has no lease entry: it must be searched for. */
+		/*
+		 * Someone has set status to running, so the job has no lease entry: recovery must adopt
+		 * it.
+		 */
 		if (after->status == JOB_RUNNING &&
 			!(idemq_lease_get(after->id, &lease) && lease.token == after->token &&
 			  lease.queue_id == after->queue_id))
@@ -267,8 +291,8 @@ SQL_FUNCTION(idemq_sql_jobs_truncated)
 }
 
 /*
- * dependencies_changed(): statement trigger of idemq.dependencies and idemq.children, for
- * rows that come by a restore, or by hand.
+ * dependencies_changed(): statement trigger of idemq.dependencies and idemq.children, for rows that
+ * idemq did not write itself, for example in a restore.
  */
 SQL_FUNCTION(idemq_sql_dependencies_changed)
 {
@@ -278,11 +302,14 @@ SQL_FUNCTION(idemq_sql_dependencies_changed)
 	return PointerGetDatum(NULL);
 }
 
-/* Notes that what was written changes a queue's settings; 0: all queues'. */
+/* Notes that this transaction has changed the settings of a queue; 0: of any queue. */
 static void
 note_settings(int32 queue_id)
 {
-	/* First: a rollback that finds the note forgets what was read since. */
+	/*
+	 * First, so that a rollback to a savepoint also undoes what is read into the cache from now
+	 * on.
+	 */
 	idemq_pending_note(ACTION_SETTINGS, NULL, queue_id);
 	idemq_queue_cache_changed(queue_id);
 }
@@ -296,6 +323,7 @@ note_holds(int32 queue_id)
 	idemq_queue_cache_changed(queue_id);
 }
 
+/* Returns the column queue_id of a row of the trigger's table. */
 static int32
 row_triggers_queue_of(TriggerData *data, HeapTuple row)
 {
@@ -307,8 +335,8 @@ row_triggers_queue_of(TriggerData *data, HeapTuple row)
 
 /*
  * settings_changed(): row trigger of idemq.queues, idemq_internal.queue_grants and
- * idemq_internal.handler_entries, whose rows name the queue that has changed; also statement
- * trigger of their TRUNCATE, and of idemq_internal.clusters: then any queue may have changed.
+ * idemq_internal.handler_entries, whose rows contain the id of the changed queue.  Also statement
+ * trigger for TRUNCATE of these tables, and of idemq_internal.clusters, which may change any queue.
  */
 SQL_FUNCTION(idemq_sql_settings_changed)
 {
@@ -319,7 +347,10 @@ SQL_FUNCTION(idemq_sql_settings_changed)
 		int32 queue_id = row_triggers_queue_of(data, data->tg_trigtuple);
 
 		note_settings(queue_id);
-		/* A restore: its jobs, with the ids that they had, may come after a tick for this queue. */
+		/*
+		 * In a restore, a tick may add a job to the queue before the queue's old jobs are added,
+		 * which keep their ids.
+		 */
 		if (TRIGGER_FIRED_BY_INSERT(data->tg_event) &&
 			RelationGetRelid(data->tg_relation) == idemq_oids()->queues &&
 			!idemq_settings_is_inserting() && !idemq_follows())
@@ -330,7 +361,7 @@ SQL_FUNCTION(idemq_sql_settings_changed)
 		return PointerGetDatum(NULL);
 	}
 	note_settings(0);
-	/* Truncated queues may come again with the same ids. */
+	/* Queues with the same ids may be added later, for example by a restore. */
 	if (TRIGGER_FIRED_BY_TRUNCATE(data->tg_event) &&
 		RelationGetRelid(data->tg_relation) == idemq_oids()->queues && !idemq_follows())
 		idemq_pending_note(ACTION_FORGET, NULL, 0);
@@ -338,9 +369,9 @@ SQL_FUNCTION(idemq_sql_settings_changed)
 }
 
 /*
- * holds_changed(): row and truncate trigger of idemq_internal.hold_entries.  Sessions read the queue
- * again, as after a change of its settings, but sessions waiting for its jobs are not woken: a new
- * hold gives them no job, and the worker wakes them when the hold ends.
+ * holds_changed(): row and TRUNCATE trigger of idemq_internal.hold_entries.  Sessions read the
+ * queue again, as after a change of its settings.  Sessions that wait for its jobs are not woken,
+ * because a new hold makes no job ready, and the worker wakes them when the hold ends.
  */
 SQL_FUNCTION(idemq_sql_holds_changed)
 {
@@ -360,7 +391,7 @@ SQL_FUNCTION(idemq_sql_holds_changed)
 	return PointerGetDatum(NULL);
 }
 
-/* Notes that a row of idemq.paused_groups has changed: its queue's settings, and its group. */
+/* Notes a changed row of idemq.paused_groups, in the settings of its queue and for its group. */
 static void
 note_pause(TriggerData *data, HeapTuple row)
 {
@@ -375,8 +406,8 @@ note_pause(TriggerData *data, HeapTuple row)
 }
 
 /*
- * paused_groups_changed(): row trigger of idemq.paused_groups, and statement trigger of its TRUNCATE:
- * then any group may have been paused.
+ * paused_groups_changed(): row trigger of idemq.paused_groups.  Also statement trigger for its
+ * TRUNCATE, after which any group may have been paused before.
  */
 SQL_FUNCTION(idemq_sql_paused_groups_changed)
 {
@@ -397,7 +428,7 @@ SQL_FUNCTION(idemq_sql_paused_groups_changed)
 	return PointerGetDatum(NULL);
 }
 
-/* followers_changed(): row and truncate trigger of idemq_internal.followers. */
+/* followers_changed(): row and TRUNCATE trigger of idemq_internal.followers. */
 SQL_FUNCTION(idemq_sql_followers_changed)
 {
 	TriggerData *data = trigger_data(fcinfo, TRIGGER_EVENT_AFTER, false);
@@ -408,9 +439,9 @@ SQL_FUNCTION(idemq_sql_followers_changed)
 }
 
 /*
- * followers_local(): trigger of idemq_internal.followers before each row that an apply worker
- * writes.  The row is not written: a row of ours that comes back from a database that has
- * followed us would collide with the one that is here.
+ * followers_local(): BEFORE trigger of idemq_internal.followers for rows that an apply worker
+ * writes.  It skips each row.  Otherwise, our own row, replicated back by a database that has
+ * followed this one, would conflict with the row that is here.
  */
 SQL_FUNCTION(idemq_sql_followers_local)
 {
@@ -418,7 +449,7 @@ SQL_FUNCTION(idemq_sql_followers_local)
 	return PointerGetDatum(NULL);
 }
 
-/* shard_changed(): row and truncate trigger of idemq.shard. */
+/* shard_changed(): row and TRUNCATE trigger of idemq.shard. */
 SQL_FUNCTION(idemq_sql_shard_changed)
 {
 	(void) trigger_data(fcinfo, TRIGGER_EVENT_AFTER, false);
@@ -427,8 +458,8 @@ SQL_FUNCTION(idemq_sql_shard_changed)
 }
 
 /*
- * schedules_changed(): statement trigger of idemq_internal.schedule_entries.  The worker knows what
- * it has written itself.
+ * schedules_changed(): statement trigger of idemq_internal.schedule_entries.  It tells the worker
+ * to read the schedules again, unless this process is the worker, which remembers its own changes.
  */
 SQL_FUNCTION(idemq_sql_schedules_changed)
 {
@@ -439,8 +470,9 @@ SQL_FUNCTION(idemq_sql_schedules_changed)
 }
 
 /*
- * role_named(name column, oid column): row trigger that writes a role's OID beside its name
- * (queue/roles.c), before each INSERT, a restore's too, and each UPDATE of the name.
+ * role_named(name column, oid column): BEFORE trigger that stores the OID of a role next to its
+ * name (queue/roles.c), on each INSERT, including those of a restore, and on each UPDATE of the
+ * name.
  */
 SQL_FUNCTION(idemq_sql_role_named)
 {

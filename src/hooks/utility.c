@@ -1,46 +1,53 @@
 /*
  * hooks/utility.c
- *		Utility commands that idemq follows.
+ *		Utility commands that change what shared memory reflects.
  *
- *		Before they run: the worker is sent away from a database that the command
- *			needs for itself (hooks/exclusive_database.c).  COMMIT PREPARED and ROLLBACK
- *			PREPARED enter the commit window of the database (txn/pending_commit_window.c).
+ *		Before a command: if it needs a database for itself, the worker leaves
+ *			(hooks/exclusive_database.c).  COMMIT PREPARED and ROLLBACK PREPARED enter the commit
+ *			window of the database (txn/pending_commit_window.c).
  *
- *		After they succeeded:
+ *		After it has succeeded:
  *
- *		COMMIT PREPARED, ROLLBACK PREPARED	rows changed, and no session knows
- *			which: scan starts are unset, jobs in flight searched for.  Not for a
- *			transaction that changed none (hooks/prepared.c).  The apply worker of a
- *			subscription with two_phase ends them without this hook: see job/follow.c.
- *		DROP DATABASE						all that shared memory has of it goes: its share,
- *			and even its OID, may become another database's.
+ *		COMMIT PREPARED, ROLLBACK PREPARED, if the transaction has written to our tables: rows have
+ *			changed, and no session knows which.  Scan starts are unset, and running jobs are
+ *			searched for.  The apply worker of a subscription with two_phase does not call this
+ *			hook: see job/follow.c.
+ *		DROP DATABASE: shared memory forgets the database, whose OID may be used again.
  *		DROP EXTENSION, or anything else that drops idemq.jobs: the same, at commit.
- *		CREATE EXTENSION, ALTER EXTENSION idemq	a worker is wanted, at commit: there was
- *			none before an update.
- *		CREATE DATABASE						the template may have had the extension:
- *			a worker is wanted, at commit.
- *		CREATE SUBSCRIPTION, ALTER SUBSCRIPTION	this database follows another from then
- *			on, if it is enabled and writes idemq.jobs.
- *		ALTER TABLE ... ENABLE TRIGGER ALL, or USER, of our tables	rows may have changed
- *			while triggers were off (pg_restore --disable-triggers): all is read anew, at
- *			commit.
- *		DISCARD ALL							a pooler hands the session on: its
- *			attached leases end, as with the session, and what it has claimed is
- *			forgotten (api/checkpoint.c).
+ *		CREATE EXTENSION, ALTER EXTENSION idemq: requests a worker, at commit.  There was none
+ *			while the extension was outdated.
+ *		CREATE DATABASE: requests a worker, at commit, because the template may have idemq.
+ *		CREATE SUBSCRIPTION, ALTER SUBSCRIPTION: if the subscription is enabled and writes to
+ *			idemq.jobs, this database follows another one from now on.
+ *		ALTER TABLE ... ENABLE TRIGGER ALL, or USER, on one of our tables: everything is read
+ *			again, at commit, because rows may have changed while triggers were off
+ *			(pg_restore --disable-triggers).
+ *		DISCARD ALL: a pooler gives the session to another client.  Its attached leases end, and it
+ *			forgets what it has claimed (api/checkpoint.c).
+ *
+ * A role may end a prepared transaction after we have looked at its locks, and prepare another one
+ * with the same name.  The command then ends a transaction that we have not looked at.  This harms
+ * only jobs that the role has written itself.
  */
 #include "postgres.h"
 
+#include "access/transam.h"
+#include "access/twophase.h"
 #include "access/xact.h"
 #include "catalog/namespace.h"
 #include "catalog/objectaccess.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_database.h"
+#include "catalog/pg_type.h"
 #include "commands/dbcommands.h"
 #include "miscadmin.h"
 #include "nodes/parsenodes.h"
 #include "storage/ipc.h"
+#include "storage/lock.h"
 #include "tcop/utility.h"
+#include "utils/builtins.h"
 #include "utils/lsyscache.h"
+#include "utils/snapmgr.h"
 
 #include "base/base.h"
 #include "hooks/hooks.h"
@@ -54,13 +61,81 @@
 #include "shared/waiters/waiters.h"
 #include "txn/txn.h"
 
+/* The tables that shared memory reflects. */
+static const struct
+{
+	const char *name;
+	bool is_internal; /* in schema idemq_internal */
+} reflected_tables[] = {{"jobs", false},		{"queues", false},
+						{"children", false},	{"dependencies", false},
+						{"queue_grants", true}, {"handler_entries", true},
+						{"clusters", true},		{"schedule_entries", true},
+						{"hold_entries", true}, {"paused_groups", false}};
+
+static SqlStatement prepared_find =
+	{.text = "SELECT transaction FROM pg_catalog.pg_prepared_xacts WHERE gid = $1",
+	 .types = {TEXTOID},
+	 .fields = SQL_SCALAR(TransactionId)};
+
 static ProcessUtility_hook_type next_process_utility = NULL;
 static object_access_hook_type prev_object_access = NULL;
 
-/* Whether COMMIT PREPARED counts this session among the changes under way (queue_states.c). */
+/* This session is counted among those that are changing shared memory (queue_states.c). */
 static bool in_change = false;
 
-/* Also a callback for the session's end. */
+/*
+ * Returns whether a prepared transaction has written to a table that shared memory reflects.
+ * Returns false if there is no transaction of that name, or if idemq is not in this database, or
+ * not updated.
+ *
+ * The lock manager knows: a transaction that has written rows holds RowExclusiveLock, or a stronger
+ * lock, on their table, even after it was prepared and after a restart.  A call that only reads
+ * releases this lock before it returns (table/jobs.c), so a role that may not write through idemq's
+ * functions cannot cause what follows a COMMIT PREPARED.
+ */
+static bool
+prepared_has_written(const char *gid)
+{
+	TransactionId xid;
+	bool found = false;
+	Datum name;
+
+	if (idemq_presence() != IDEMQ_HERE)
+		return false;
+	name = CStringGetTextDatum(gid);
+	/* COMMIT PREPARED runs without a snapshot. */
+	PushActiveSnapshot(GetTransactionSnapshot());
+	(void) idemq_spi_row(&prepared_find, &name, &xid, sizeof(xid));
+	PopActiveSnapshot();
+	for (int t = 0; t < (int) lengthof(reflected_tables) && TransactionIdIsValid(xid) && !found;
+		 t++)
+	{
+		VirtualTransactionId *holders;
+		LOCKTAG tag;
+		int count;
+
+		SET_LOCKTAG_RELATION(tag, MyDatabaseId,
+							 get_relname_relid(reflected_tables[t].name,
+											   reflected_tables[t].is_internal
+												   ? idemq_oids()->internal
+												   : idemq_oids()->schema));
+		/* ShareLock conflicts with RowExclusiveLock, and with stronger locks that writers take. */
+		holders = GetLockConflicts(&tag, ShareLock, &count);
+		for (int i = 0; i < count && !found; i++)
+		{
+			bool more = false;
+
+			/* For a transaction prepared before the server started, this is its xid. */
+			found = VirtualTransactionIdIsRecoveredPreparedXact(holders[i])
+						? holders[i].localTransactionId == xid
+						: TwoPhaseGetXidByVirtualXID(holders[i], &more) == xid;
+		}
+		pfree(holders);
+	}
+	return found;
+}
+
+/* Ends the change that a COMMIT PREPARED has begun, if any; also called when the session exits. */
 static void
 end_change(int code, Datum arg)
 {
@@ -70,24 +145,8 @@ end_change(int code, Datum arg)
 }
 
 /*
- * Begins a change that an error, or the session's end, ends too.  (Not with
- * PG_ENSURE_ERROR_CLEANUP: the command itself registers a callback for the exit.)
- */
-static void
-begin_change(void)
-{
-	static bool registered = false;
-
-	if (!registered)
-		on_shmem_exit(end_change, (Datum) 0);
-	registered = true;
-	idemq_qstates_begin_change();
-	in_change = true;
-}
-
-/*
- * If a command enables all triggers of one of our tables, has all read anew from the rows: these
- * may have changed while the triggers were off.
+ * If a command enables all triggers of one of our tables, notes that everything must be read
+ * again.
  */
 static void
 follow_alter_table(const AlterTableStmt *alter)
@@ -111,7 +170,10 @@ follow_alter_table(const AlterTableStmt *alter)
 	idemq_pending_note(ACTION_SETTINGS, NULL, 0);
 }
 
-/* Follows a command that has run; tag: its node's.  For the tags below the node is still there. */
+/*
+ * Reacts to a command that has succeeded; tag: the tag of its node.  A ROLLBACK may have freed its
+ * node, but the commands below have not.
+ */
 static void
 follow_command(NodeTag tag, const Node *statement)
 {
@@ -127,14 +189,17 @@ follow_command(NodeTag tag, const Node *statement)
 			extension = ((const AlterExtensionStmt *) statement)->extname;
 			break;
 		case T_CreatedbStmt:
-			CommandCounterIncrement(); /* to see it */
+			CommandCounterIncrement(); /* makes the new database visible */
 			database = get_database_oid(((const CreatedbStmt *) statement)->dbname, true);
 			if (OidIsValid(database))
 				idemq_pending_note_extension(database);
 			break;
 		case T_CreateSubscriptionStmt:
 		case T_AlterSubscriptionStmt:
-			/* pg_upgrade fills the tables later. */
+			/*
+			 * While pg_upgrade restores the schema, the tables of subscriptions are not filled
+			 * yet.
+			 */
 			if (!IsBinaryUpgrade && idemq_presence() == IDEMQ_HERE)
 				idemq_follow_note_subscription();
 			break;
@@ -154,35 +219,60 @@ follow_command(NodeTag tag, const Node *statement)
 		idemq_pending_note_extension(MyDatabaseId);
 }
 
+/* Removes everything about a dropped database from shared memory. */
+static void
+forget_database(Oid database)
+{
+	idemq_lease_forget_database(database);
+	idemq_buckets_forget_database(database);
+	idemq_lease_share_forget(database);
+	idemq_qstates_forget_database(database);
+	idemq_handlers_forget_database(database);
+	idemq_worker_forget_database(database);
+	idemq_count_forget_database(database);
+}
+
+/* ProcessUtility_hook. */
 static void
 process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 				ProcessUtilityContext context, ParamListInfo params, QueryEnvironment *env,
 				DestReceiver *dest, QueryCompletion *completion)
 {
-	/* A ROLLBACK may free its own statement. */
-	const Node *command = statement->utilityStmt;
+	static bool exit_registered = false;
+	Node *command = statement->utilityStmt;
+	/* Read now, because a ROLLBACK may free its own node. */
 	NodeTag tag = nodeTag(command);
-	bool prepared = false; /* it ends a prepared transaction that has changed our tables */
+	bool ends_prepared = false; /* it ends a prepared transaction that has written to our tables */
 	Oid dropped = InvalidOid;
 
 	if (tag == T_TransactionStmt)
 	{
-		const TransactionStmt *end = (const TransactionStmt *) statement->utilityStmt;
+		const TransactionStmt *end = (const TransactionStmt *) command;
 
-		prepared = (end->kind == TRANS_STMT_COMMIT_PREPARED ||
-					end->kind == TRANS_STMT_ROLLBACK_PREPARED) &&
-				   idemq_prepared_has_written(end->gid);
+		ends_prepared = (end->kind == TRANS_STMT_COMMIT_PREPARED ||
+						 end->kind == TRANS_STMT_ROLLBACK_PREPARED) &&
+						prepared_has_written(end->gid);
 	}
-
 	if (tag == T_DropdbStmt)
-		dropped = get_database_oid(((DropdbStmt *) statement->utilityStmt)->dbname, true);
-	idemq_exclusive_make_way(statement->utilityStmt);
-	if (prepared)
+		dropped = get_database_oid(((DropdbStmt *) command)->dbname, true);
+	idemq_exclusive_make_way(command);
+	if (ends_prepared)
 	{
-		/* Until this session's transaction ends, which it does after the command, either way. */
+		/*
+		 * Until this session's transaction ends, which is after the command has succeeded or
+		 * failed.
+		 */
 		idemq_pending_commit_window_enter(NULL, MyDatabaseId, GROUP_DROP_LOW_WATER);
-		/* From before the rows are visible until the scan starts are unset. */
-		begin_change();
+		/*
+		 * From before the rows are visible until the scan starts are unset.
+		 * PG_ENSURE_ERROR_CLEANUP cannot end the change at exit, because the command itself
+		 * registers an exit callback.
+		 */
+		if (!exit_registered)
+			on_shmem_exit(end_change, (Datum) 0);
+		exit_registered = true;
+		idemq_qstates_begin_change();
+		in_change = true;
 	}
 	PG_TRY();
 	{
@@ -195,7 +285,7 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
-	if (prepared)
+	if (ends_prepared)
 	{
 		idemq_version_move(0);
 		idemq_qstates_unset_database(MyDatabaseId);
@@ -204,20 +294,14 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 		end_change(0, (Datum) 0);
 	}
 	else if (OidIsValid(dropped))
-	{
-		idemq_lease_forget_database(dropped);
-		idemq_buckets_forget_database(dropped);
-		idemq_lease_share_forget(dropped);
-		idemq_qstates_forget_database(dropped);
-		idemq_handlers_forget_database(dropped);
-		idemq_worker_forget_database(dropped);
-		idemq_count_forget_database(dropped);
-	}
+		forget_database(dropped);
 	else
 		follow_command(tag, command);
 }
 
-/* Follows the drop of idemq.jobs. */
+/*
+ * object_access_hook: if idemq.jobs is dropped, notes that shared memory must forget the database.
+ */
 static void
 object_access(ObjectAccessType access, Oid class_id, Oid object_id, int sub_id, void *arg)
 {

@@ -1,18 +1,19 @@
 /*
  * observe/check.c
- *		SQL function check: the audit of every invariant, while others work.  Here are the
- *		order of its parts, and what is too small for a part: queue states, dead-letter queues,
- *		tokens.  What rows and catalogs say by themselves is found by SQL: idemq_internal.findings.
+ *		SQL function check: audits all invariants, while other sessions work.  This file runs the
+ *		parts of the audit in order, and contains the small ones: queue states, dead-letter queues,
+ *		tokens and the clock.  Findings that follow from rows and catalogs alone come from SQL
+ *		(idemq_internal.findings).
  *
- * The tops of observe/check_report.c and of each part say why no finding is a race.
+ * No finding may be a race.  The proofs are at the top of observe/check_report.c and of each part.
  *
- * The caller's own transaction must not have changed jobs: its callbacks have not run.
+ * The caller's transaction must not have changed jobs, because shared memory does not reflect its
+ * changes yet.
  */
 #include "postgres.h"
 
 #include "access/xlog.h"
 #include "miscadmin.h"
-#include "storage/lock.h"
 #include "utils/timestamp.h"
 
 #include "base/base.h"
@@ -25,29 +26,29 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* How long one call waits for the callbacks of others, in all. */
+/* The total time for which one call waits for other sessions. */
 #define PATIENCE (10 * USECS_PER_SEC)
 
 /*
- * Rows further in the future than this were written by a clock that was wrong; the clock of a former
- * primary may have been ahead by less.  Where a test clock has moved, the limit is smaller: without
- * a wrong clock, only a session that pauses for that long between reading the time and taking its
- * snapshot would see such a row.
+ * Rows with times further in the future were written with a wrong clock.  The clock of a former
+ * primary may have been ahead by less than CLOCK_SLACK.  If the test clock has moved, the limit is
+ * CLOCK_SLACK_MOVED: with correct clocks, this session would see such a row only if it paused for
+ * that long between reading the time and taking its snapshot.
  */
 #define CLOCK_SLACK (10 * USECS_PER_MINUTE)
 #define CLOCK_SLACK_MOVED USECS_PER_MINUTE
 
 static SqlStatement all_queues = {.text = "SELECT queue_id FROM idemq.queues ORDER BY queue_id",
-								  .fields = (const SqlField[]){{0, sizeof(int32), NULL}}};
+								  .fields = SQL_SCALAR(int32)};
 
-/* Reads the ids of all queues into call. */
+/* Reads the ids of all queues into call, in ascending order. */
 static void
 read_queues(CheckCall *call)
 {
 	call->queue_ids = idemq_spi_rows(&all_queues, NULL, sizeof(int32), &call->nqueues);
 }
 
-/* Returns whether a queue was there when the queues were read. */
+/* Returns whether a queue existed when read_queues was called last. */
 static bool
 has_queue(const CheckCall *call, int32 queue_id)
 {
@@ -56,11 +57,12 @@ has_queue(const CheckCall *call, int32 queue_id)
 }
 
 /*
- * Checks that the hash and the array of queue states agree, whether lease entries are used up, and
- * that no queue state is held by a queue that does not exist.  A session that creates or drops a
- * queue holds a lock on the table from before the queue gets its state until after the state is
- * freed.  So if no such lock is seen, and the queues are read after that, a queue state without a
- * queue has leaked.
+ * Checks that the hash table and the array of queue states agree, that no queue state belongs to a
+ * queue that does not exist, and whether the lease table is full.
+ *
+ * A session that creates or drops a queue locks idemq.queues before the queue gets its state, and
+ * until its state has been freed.  Therefore, if there is no such lock, and the queues are read
+ * after that, then a queue state without a queue will never be freed.
  */
 static void
 check_qstates(CheckCall *call)
@@ -69,8 +71,7 @@ check_qstates(CheckCall *call)
 	TableUsage table = idemq_leases_usage();
 	QueueStatesAudit audit;
 	int nqstates = idemq_qstates_audit(&audit, qstates);
-	bool lost = false;
-	int writers = 0;
+	bool has_lost = false;
 
 	if (audit.used != audit.taken || audit.hashed != audit.taken || audit.misplaced > 0)
 		idemq_check_report(
@@ -79,17 +80,13 @@ check_qstates(CheckCall *call)
 			"not at the position recorded in the hash table: restart the server",
 			audit.taken, audit.used, audit.hashed, audit.misplaced);
 	for (int i = 0; i < nqstates; i++)
-		lost |= !has_queue(call, qstates[i]);
-	if (lost)
+		has_lost |= !has_queue(call, qstates[i]);
+	if (has_lost)
 	{
-		LOCKTAG tag;
-
-		SET_LOCKTAG_RELATION(tag, MyDatabaseId, idemq_oids()->queues);
-		/* ShareLock conflicts with RowExclusiveLock and what writers take above it. */
-		pfree(GetLockConflicts(&tag, ShareLock, &writers));
+		has_lost = !idemq_check_has_writers(idemq_oids()->queues);
 		read_queues(call);
 	}
-	for (int i = 0; i < nqstates && lost && writers == 0; i++)
+	for (int i = 0; i < nqstates && has_lost; i++)
 	{
 		QueueStateSummary status;
 
@@ -111,7 +108,8 @@ check_qstates(CheckCall *call)
 	pfree(qstates);
 }
 
-/* Reports queues whose dead jobs go nowhere: job/dead_letter.c refuses their dead_letter_queue. */
+/* Reports queues whose dead jobs are not copied, because job/dead_letter.c cannot use their
+ * dead-letter queue. */
 static void
 check_dead_letter_queues(CheckCall *call)
 {
@@ -140,27 +138,13 @@ check_dead_letter_queues(CheckCall *call)
 }
 
 /*
- * Reports rows from the future.  The time contains what the test clock has added, so a test server
- * has none unless its clock went back; but a standby's test clock may be behind its primary's.
- */
-static void
-check_clock(CheckCall *call)
-{
-	int64 slack = idemq_clock_known_ahead() > 0 ? CLOCK_SLACK_MOVED : CLOCK_SLACK;
-
-	if (!idemq_test_clock || !RecoveryInProgress())
-		idemq_check_findings_at(call, "clock", idemq_now() + slack);
-}
-
-/*
- * Returns the jobs with a token from the future.  A job that is found twice was there before the
- * last token issued was read for the second time; and whatever token a snapshot shows had been
- * issued by then.
+ * Returns the jobs whose token is greater than every token issued so far.  The last token is read
+ * before the snapshot is taken, so a new claim may be found once.  A job that is found twice with
+ * the same token is wrong, because its token had been issued before the last token was read again.
  */
 static Suspect *
 find_tokens(const CheckCall *call, int *count)
 {
-	/* No token issued so far in this database is greater. */
 	int64 greatest = idemq_token_next(0, idemq_lease_last_token(), idemq_now(),
 									  GetWALInsertionTimeLine(), idemq_token_epoch_latest_base());
 
@@ -168,8 +152,8 @@ find_tokens(const CheckCall *call, int *count)
 }
 
 /*
- * Says that this database follows another; returns whether it does.  Then what memory
- * knows is of no use, and out of date (job/follow.c), and tokens are by another clock.
+ * Reports that this database follows another one; returns whether it does.  If so, shared memory
+ * is not maintained (job/follow.c), and tokens come from another server.
  */
 static bool
 check_follows(CheckCall *call)
@@ -220,13 +204,21 @@ SQL_FUNCTION(idemq_sql_check)
 	check_qstates(&call);
 	check_dead_letter_queues(&call);
 	idemq_check_findings(&call, "rows");
-	check_clock(&call);
+	/*
+	 * Rows with future times.  A test server has none unless its clock went back, because
+	 * idemq_now includes what the test clock has added.  But a standby's test clock may be behind
+	 * its primary's.
+	 */
+	if (!idemq_test_clock || !RecoveryInProgress())
+		idemq_check_findings_at(&call, "clock",
+								idemq_now() + (idemq_clock_known_ahead() > 0 ? CLOCK_SLACK_MOVED
+																			 : CLOCK_SLACK));
 	if (check_follows(&call))
 		idemq_check_findings(&call, "catalog");
 	else
 	{
 		idemq_check_findings(&call, "tokens");
-		/* A standby issues none, and has not seen what was issued. */
+		/* A standby does not know which tokens the primary has issued. */
 		if (!RecoveryInProgress())
 			idemq_check_suspicion(&call, &tokens);
 		idemq_check_findings(&call, "steps");
@@ -236,7 +228,7 @@ SQL_FUNCTION(idemq_sql_check)
 		idemq_check_leases(&call);
 		idemq_check_groups(&call);
 		idemq_check_dependencies(&call);
-		/* A restore brings no driver of schedules. */
+		/* For example, a restore does not create pg_cron's job. */
 		if (!idemq_worker_comes())
 			idemq_check_findings(&call, "driver");
 		idemq_check_findings(&call, "others");

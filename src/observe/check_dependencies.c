@@ -1,14 +1,15 @@
 /*
  * observe/check_dependencies.c
- *		The audit of children: none is forgotten whose parents are done, or have failed.
+ *		Audits children: no child is forgotten after its parents have finished or failed.
  *
- * The rows say by themselves that none runs too early.
+ * (That no child runs too early follows from the rows alone: idemq_internal.findings.)
  *
- * A child that a look would change is a suspect.  Once all that its snapshot showed has reached
- * shared memory (idemq_check_settled), the child or the parent that it watches is marked
- * there, or a session has taken the mark, or their queue is to be scanned; or the look has been
- * done since.  If none of these is so, nobody will look at it.  A session that scans takes
- * children one by one, so a suspect is checked for a second (idemq_check_suspicion).
+ * A suspect is a child that would change if a session examined it.  Once everything that the
+ * snapshot showed has reached shared memory (idemq_check_settled), one of these is true: the
+ * child, or the parent that it watches, is marked there; a session has taken the mark; their queue
+ * will be scanned; or the child has been examined since.  If none of these is true, no session
+ * will examine the child.  A session that scans a queue examines its children one by one, so each
+ * suspect is checked repeatedly for a second (idemq_check_suspicion).
  */
 #include "postgres.h"
 
@@ -20,9 +21,9 @@
 #include "shared/groups/groups.h"
 #include "table/table.h"
 
-/* Returns whether shared memory knows of a mark, or will look at all. */
+/* Returns whether shared memory has a mark for a job, or the job's queue will be scanned. */
 static bool
-knows(const QueueInfo *queue, DependencyMark mark, int64 id)
+is_marked(const QueueInfo *queue, DependencyMark mark, int64 id)
 {
 	GroupKey key;
 
@@ -30,46 +31,39 @@ knows(const QueueInfo *queue, DependencyMark mark, int64 id)
 	return idemq_groups_know(queue->qstate, &key);
 }
 
-/* Looks at a child by a snapshot of its own; as idemq_dependency_look and _failed_parent. */
-static bool
-check_dependencies_look_again(int64 child, DependencyLook *look, DependencyParent *failed)
-{
-	JobsTable table;
-	bool waits;
-
-	idemq_jobs_open_to_read(&table);
-	waits = idemq_dependency_look(&table, child, look);
-	if (waits && (look->on_failure != FAILURE_CANCELS ||
-				  !idemq_dependency_failed_parent(&table, child, failed)))
-		failed->id = 0;
-	idemq_jobs_close(&table);
-	return waits;
-}
-
-/* Returns whether somebody will look at a child. */
+/* Returns whether a session will examine a child. */
 static bool
 check_dependencies_is_known(const Suspect *suspect)
 {
+	JobsTable table;
 	DependencyLook look;
-	DependencyParent parent;
+	DependencyParent failed;
+	bool is_waiting;
+	bool has_failed;
+	int32 queue_id;
 	QueueInfo queue;
 
 	if (!idemq_queue_by_id(suspect->queue_id, &queue) ||
-		knows(&queue, DEPENDENCY_CHILD, suspect->id) ||
-		knows(&queue, DEPENDENCY_FAILURE, suspect->id))
+		is_marked(&queue, DEPENDENCY_CHILD, suspect->id) ||
+		is_marked(&queue, DEPENDENCY_FAILURE, suspect->id))
 		return true;
-	if (!check_dependencies_look_again(suspect->id, &look, &parent))
+	idemq_jobs_open_to_read(&table);
+	is_waiting = idemq_dependency_look(&table, suspect->id, &look);
+	has_failed = is_waiting && look.on_failure == FAILURE_CANCELS &&
+				 idemq_dependency_failed_parent(&table, suspect->id, &failed);
+	idemq_jobs_close(&table);
+	if (!is_waiting)
 		return true;
-	/* The mark of a parent may lead to the child: of one that failed, or of the one it watches. */
-	if (parent.id != 0 && idemq_queue_by_id(parent.queue_id, &queue) &&
-		knows(&queue, DEPENDENCY_PARENT, parent.id))
+	/* A mark of a failed parent, or of the parent that it watches, leads to the child. */
+	if (has_failed && idemq_queue_by_id(failed.queue_id, &queue) &&
+		is_marked(&queue, DEPENDENCY_PARENT, failed.id))
 		return true;
-	return idemq_dependency_queue_of(look.waits_for, &parent.queue_id) &&
-		   idemq_queue_by_id(parent.queue_id, &queue) &&
-		   knows(&queue, DEPENDENCY_PARENT, look.waits_for);
+	return idemq_dependency_queue_of(look.waits_for, &queue_id) &&
+		   idemq_queue_by_id(queue_id, &queue) &&
+		   is_marked(&queue, DEPENDENCY_PARENT, look.waits_for);
 }
 
-/* Adds those of a queue's children that a look would change, up to CHECK_SUSPECTS. */
+/* Adds up to CHECK_SUSPECTS of a queue's children that would change if a session examined them. */
 static void
 find_in_queue(JobsTable *table, int32 queue_id, Suspect **suspects, int *count)
 {
@@ -93,7 +87,7 @@ find_in_queue(JobsTable *table, int32 queue_id, Suspect **suspects, int *count)
 	}
 }
 
-/* Returns the children that a look would change; one that was looked at is not there any more. */
+/* Returns the suspects.  A child that has been examined since is no longer among them. */
 static Suspect *
 find_children(const CheckCall *call, int *count)
 {
@@ -108,7 +102,7 @@ find_children(const CheckCall *call, int *count)
 	return suspects;
 }
 
-/* Checks that every child is looked at when its parents are done. */
+/* Checks that no child is forgotten; see the top of the file. */
 void
 idemq_check_dependencies(CheckCall *call)
 {

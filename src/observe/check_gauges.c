@@ -1,17 +1,18 @@
 /*
  * observe/check_gauges.c
- *		The audit of how many jobs shared memory knows of: the gauges of each queue, and its count
- *		for max_unfinished, are compared with a count of its rows.  Rows that were written with
- *		triggers off are in neither.
+ *		Audits the gauges, which count each queue's jobs by status, and its count for
+ *		max_unfinished: they must equal a count of its rows.  Rows written with triggers disabled
+ *		are in neither.
  *
- * A gauge changes after the rows do, so a difference is a suspect.  The number of changes of a
- * queue's gauges is read before the rows are counted, under one snapshot; after
- * idemq_check_settled the gauges are read, and the number again.  If it is the same, no
- * transaction has added anything in between: what the snapshot shows was added before, since
- * all that was visible to it has paid by then; what it does not show has added nothing yet.  So
- * the gauges were those of the snapshot, and a difference is a fact.  Otherwise it is tried
- * again, some times, and nothing is said of a queue that never stands still: no false alarm, and
- * the next call may meet it at rest.  A new count of the gauges moves the number as well.
+ * A gauge changes after the rows have changed, so a difference only makes a queue a suspect.  Each
+ * queue has a number of changes of its gauges, which also grows when the gauges are counted again.
+ * We read this number before we count the rows, under one snapshot.  After idemq_check_settled, we
+ * read the gauges, and then the number again.  If it is the same, no transaction has added
+ * anything in between.  So everything that the snapshot shows had been added before, because
+ * idemq_check_settled has waited for it, and nothing that it does not show has been added.  Thus
+ * the gauges were those of the snapshot, and a difference is a fact.  If the number has changed,
+ * we try again, at most MAX_TRIES times.  Nothing is reported about a queue that keeps changing,
+ * so there is no false alarm.
  */
 #include "postgres.h"
 
@@ -25,17 +26,10 @@
 
 #define MAX_TRIES 5
 
-/* Reads what memory counts of a queue; false when it does not know how many jobs there are. */
-static bool
-read_view(int32 queue_id, CounterView *view)
-{
-	const QueueState *qstate = idemq_qstate_find(MyDatabaseId, queue_id);
-
-	return qstate != NULL && idemq_counters_read(idemq_qstate_index(qstate), queue_id, view) &&
-		   view->known;
-}
-
-/* Reports a queue's gauges, and its count for max_unfinished, if they differ from the counted rows. */
+/*
+ * Reports a queue whose counts differ from its rows.  jobs: the rows by status; excess: by how
+ * much the count for max_unfinished is too large.
+ */
 static void
 gauges_report(CheckCall *call, int32 queue_id, const CounterView *view, const int64 *jobs,
 			  int64 excess)
@@ -63,43 +57,34 @@ gauges_report(CheckCall *call, int32 queue_id, const CounterView *view, const in
 }
 
 /*
- * Returns by how much the count for max_unfinished exceeds those rows; negative if it is below them,
- * and 0 if there is no exact count.
- */
-static int64
-unfinished_excess(int32 queue_id, const int64 *jobs)
-{
-	const QueueState *qstate = idemq_qstate_find(MyDatabaseId, queue_id);
-	UnfinishedView view;
-
-	if (qstate == NULL || !idemq_unfinished_view(qstate, queue_id, &view) || view.is_bound)
-		return 0;
-	return view.jobs -
-		   (jobs[JOB_BLOCKED] + jobs[JOB_PENDING] + jobs[JOB_RUNNING] + jobs[JOB_RETRYING]);
-}
-
-/*
- * Returns whether a queue's gauges and its count for max_unfinished agree with those rows, or are not
- * known.  The count is read before the number of changes, because a commit changes that number first.
+ * Reads what shared memory counts of a queue: its gauges into *view, and into *excess the
+ * difference between its count for max_unfinished and the unfinished ones of jobs, its rows by
+ * status.  Returns whether both agree with the rows, or are unknown.
  */
 static bool
-agrees(int32 queue_id, const int64 *jobs, CounterView *view, int64 *excess)
+gauges_agree(int32 queue_id, const int64 *jobs, CounterView *view, int64 *excess)
 {
-	*excess = unfinished_excess(queue_id, jobs);
-	return !read_view(queue_id, view) ||
+	const QueueState *qstate = idemq_qstate_find(MyDatabaseId, queue_id);
+	UnfinishedView unfinished;
+
+	*excess = 0;
+	if (qstate == NULL)
+		return true;
+	/* Before the number of changes, because a commit changes that number first. */
+	if (idemq_unfinished_view(qstate, queue_id, &unfinished) && !unfinished.is_bound)
+		*excess = unfinished.jobs -
+				  (jobs[JOB_BLOCKED] + jobs[JOB_PENDING] + jobs[JOB_RUNNING] + jobs[JOB_RETRYING]);
+	return !idemq_counters_read(idemq_qstate_index(qstate), queue_id, view) || !view->known ||
 		   (*excess == 0 && memcmp(view->gauges, jobs, sizeof(view->gauges)) == 0);
 }
 
-/*
- * Checks the gauges of all queues; see the file's header.  done: the queues whose gauges agree,
- * or are proved not to.
- */
+/* Checks the gauges of all queues; see the top of the file. */
 void
 idemq_check_gauges(CheckCall *call)
 {
 	static const int64 none[JOB_STATUS_COUNT] = {0};
-	/* By a queue's position in call->queue_ids. */
-	bool *done = palloc0(Max(call->nqueues, 1) * sizeof(bool));
+	/* By position in call->queue_ids.  is_done: the queue agrees, or was reported. */
+	bool *is_done = palloc0(Max(call->nqueues, 1) * sizeof(bool));
 	uint64 *changes = palloc(Max(call->nqueues, 1) * sizeof(uint64));
 	bool in_doubt = true;
 
@@ -111,9 +96,11 @@ idemq_check_gauges(CheckCall *call)
 
 		for (int i = 0; i < call->nqueues; i++)
 		{
+			const QueueState *qstate = idemq_qstate_find(MyDatabaseId, call->queue_ids[i]);
 			CounterView view = {0};
 
-			(void) read_view(call->queue_ids[i], &view);
+			if (qstate != NULL)
+				(void) idemq_counters_read(idemq_qstate_index(qstate), call->queue_ids[i], &view);
 			changes[i] = view.changes;
 		}
 		counts = idemq_queue_counts_by_sql(&ncounts);
@@ -128,21 +115,21 @@ idemq_check_gauges(CheckCall *call)
 			int64 excess;
 
 			CHECK_FOR_INTERRUPTS();
-			done[i] = done[i] || agrees(queue_id, jobs, &view, &excess);
-			if (done[i])
+			is_done[i] = is_done[i] || gauges_agree(queue_id, jobs, &view, &excess);
+			if (is_done[i])
 				continue;
 			if (!settled && !(settled = idemq_check_settled(call)))
 				return;
-			done[i] = agrees(queue_id, jobs, &view, &excess);
-			if (!done[i] && view.changes == changes[i])
+			is_done[i] = gauges_agree(queue_id, jobs, &view, &excess);
+			if (!is_done[i] && view.changes == changes[i])
 			{
 				gauges_report(call, queue_id, &view, jobs, excess);
-				done[i] = true;
+				is_done[i] = true;
 			}
-			in_doubt = in_doubt || !done[i];
+			in_doubt = in_doubt || !is_done[i];
 		}
 		pfree(counts);
 	}
 	pfree(changes);
-	pfree(done);
+	pfree(is_done);
 }

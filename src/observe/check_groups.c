@@ -1,29 +1,31 @@
 /*
  * observe/check_groups.c
- *		The audit of groups: each has at most one head, or no more permits taken than
- *		group_max_running (job/permits.c), which the rows alone show; and none is forgotten.
+ *		Audits groups: each has at most one head, or at most group_max_running permits taken
+ *		(job/permits.c); no group is forgotten; and no job is below its group's low-water mark.
  *
- * A group without a head, or with a free permit and no job that waits to be claimed, is a
- * suspect.  Once all that its snapshot showed has reached shared memory (idemq_check_settled),
- * the group is known there (shared/groups/groups.c), or a job of it has been promoted since.  If
- * it is not known, and afterwards still has no head and the same jobs, no session will promote
- * one.  The exception is a session that scans all groups at that moment, and knows of a group
- * only when it reaches it; so a suspect is checked for a second (idemq_check_suspicion).
+ * The first of these follows from the rows alone (idemq_internal.findings).
  *
- * Low-water marks (shared/groups/groups.c): no job is below one.
+ * Forgotten groups: a suspect is the first job of a group without a head, or of a group with a
+ * free permit and no ready job.  Once everything that the snapshot showed has reached shared
+ * memory (idemq_check_settled), the group is known there (shared/groups/groups.c), or one of its
+ * jobs has been promoted since.  If the group is not known, and afterwards still has no head and
+ * the same jobs, no session will promote one.  There is one exception: a session that scans all
+ * groups of a queue learns of each group only when the scan reaches it.  Therefore, each suspect
+ * is checked repeatedly for a second (idemq_check_suspicion).
  *
- * A job that a later snapshot shows below its group's low-water mark is a suspect: its writer may
- * be about to lower the low-water mark.  Once all that the snapshot showed has reached shared
- * memory (idemq_check_settled), the writer's mark has done so.  From then on only a
- * promotion could raise the low-water mark above the job.  Its promoter has seen this version of
- * the row, as the group's head, or as the one to promote unless there was an earlier one: in
- * neither case does the low-water mark rise above that version.  So if the low-water mark, read
- * again, is still above it, and a later snapshot shows the same version, then that low-water mark
- * is wrong.
+ * Low-water marks (shared/groups/groups.c): a suspect is a job that a snapshot shows below its
+ * group's low-water mark, which was read before.  The job's writer may still have to lower it, but
+ * has done so once everything that the snapshot showed has reached shared memory.  From then on,
+ * only a promoter could raise it above the job.  But the promoter has seen this version of the
+ * row, either as the group's head, or as the job to promote if there is no earlier one.  In
+ * neither case does it raise the low-water mark above that version.  So if the low-water mark,
+ * read again, is still above the job, and a later snapshot shows the same version, the low-water
+ * mark is wrong.
  *
- * The group without a name may have jobs below its first low-water mark (job/permits.c).  Groups
- * that have a promoter are left out: what has lowered their low-water marks is not in them yet.  So
- * are groups with long names, of which memory knows only a hash.
+ * Low-water marks are not checked for groups that have a promoter, because they do not reflect yet
+ * what has lowered them, nor for groups with long names, of which memory has only a hash.  The
+ * group without a name may have jobs below its first low-water mark (job/permits.c), so only its
+ * other one is checked.
  */
 #include "postgres.h"
 
@@ -39,14 +41,17 @@
 #include "shared/groups/groups.h"
 #include "table/table.h"
 
-/* Returns the groups in which no job can be claimed, and one could be. */
+/* Returns the first jobs of groups that need a head. */
 static Suspect *
 find_headless(const CheckCall *call, int *count)
 {
 	return idemq_check_suspects("groups", 0, count);
 }
 
-/* Returns whether a group is known in shared memory, and so will get its head. */
+/*
+ * Returns whether a suspect's group is known in shared memory, so that a session will promote a
+ * job.
+ */
 static bool
 check_groups_is_known(const Suspect *suspect)
 {
@@ -60,15 +65,10 @@ check_groups_is_known(const Suspect *suspect)
 	return idemq_groups_know(queue.qstate, &key);
 }
 
-/* Returns whether a job that has a ready_at is, or may become, the head of its group. */
-static bool
-may_be_head(const QueueInfo *queue, const Job *job)
-{
-	return job->status != JOB_BLOCKED &&
-		   (queue->group_max_running == 1 || idemq_job_has_permit(job));
-}
-
-/* Fetches a job of a group that is below its low-water mark, by the table's snapshot. */
+/*
+ * Finds a job of a group that is below one of the group's two low-water marks, under the table's
+ * snapshot: a head, or a blocked job.  Returns false if there is none.
+ */
 static bool
 find_below_mark(JobsTable *table, const GroupEntry *group, Job *job)
 {
@@ -85,7 +85,8 @@ find_below_mark(JobsTable *table, const GroupEntry *group, Job *job)
 		while (!found && idemq_jobs_group_scan_next(table, job))
 		{
 			CHECK_FOR_INTERRUPTS();
-			found = may_be_head(&queue, job);
+			found = job->status != JOB_BLOCKED &&
+					(queue.group_max_running == 1 || idemq_job_has_permit(job));
 		}
 		idemq_jobs_scan_end(table);
 	}
@@ -94,8 +95,8 @@ find_below_mark(JobsTable *table, const GroupEntry *group, Job *job)
 }
 
 /*
- * Returns a job of each group that has one below its low-water mark.  Group by group, through the
- * index: a plan for all of them may read the whole queue for each.
+ * Returns one job of each group that has a job below its low-water mark.  Each group is searched
+ * through the index: SQL for all groups might read the whole queue for each of them.
  */
 static Suspect *
 check_groups_find_below(const CheckCall *call, int *count)
@@ -107,7 +108,7 @@ check_groups_find_below(const CheckCall *call, int *count)
 	JobsTable table;
 
 	*count = 0;
-	/* Its snapshot is younger than the copies. */
+	/* After the low-water marks were copied, so that the snapshot is later. */
 	idemq_jobs_open_to_read(&table);
 	for (int i = 0; i < copied && *count < CHECK_SUSPECTS; i++)
 	{
@@ -133,6 +134,7 @@ check_groups_find_below(const CheckCall *call, int *count)
 	return suspects;
 }
 
+/* Checks groups; see the top of the file. */
 void
 idemq_check_groups(CheckCall *call)
 {

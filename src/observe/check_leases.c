@@ -1,25 +1,26 @@
 /*
  * observe/check_leases.c
- *		The audit of the lease table against the rows, the sessions and the queue states.
+ *		Audits the lease table against the rows, the sessions and the queue states.
  *
- * entry -> row: the table is copied, then a snapshot is taken.  An ACTIVE entry's
- *     claim is committed before the entry says so, so the snapshot sees it; a row
- *     that does not show that attempt has been changed since, by a transaction that
- *     had marked the entry before it committed.  So an entry that afterwards still is
- *     ACTIVE and unmarked is one too many.  Only an adopted entry may be so, until its
- *     adopter has read the row again: if it stays, that has failed, which is a warning.
- * row -> entry: a row of a running job has an entry from before its claim is visible
- *     until after its end is.  The entry may be CLAIMING, by a transaction that has
- *     ended this attempt and begun the next, and gives the entry back after its abort.
- *     A suspect has none, and after idemq_check_settled the queue has no recovery
- *     pending, a newer snapshot still shows the attempt on a row that no transaction
- *     holds, there still is no entry, and recovery is still not asked for: a session
- *     that drops the entry of a running job asks for it first.
- * session: a CLAIMING entry, and a mark, go when the transaction that put them has
- *     ended, a moment after that is visible: idemq_check_settled waits for it.
- * deadline: the queue's next deadline is no later than any ACTIVE entry's.  A session
- *     that moves either counts as changing meanwhile; entry, deadline and entry again
- *     are read while no session does.
+ *	- Each ACTIVE entry has the row of a running job.  The table is copied, and then a snapshot is
+ *	  taken.  A claim commits before its entry becomes ACTIVE, so the snapshot sees the claims of
+ *	  all ACTIVE entries.  If a row does not show the attempt, a transaction has changed the row
+ *	  since, and had marked the entry before it committed.  So if the entry is still ACTIVE and
+ *	  unmarked afterwards, it is an error.  The exception is an adopted entry, which may lack its
+ *	  row until its adopter has read the row again.  If such an entry stays, the adopter was
+ *	  interrupted, which is only a warning.
+ *	- The row of each running job has an entry, from before the claim is visible until after the
+ *	  end of the attempt is visible.  The entry may be CLAIMING, if a transaction has ended the
+ *	  attempt and claimed the job again; an abort restores the entry.  A row without an entry is a
+ *	  suspect.  It is an error if, after idemq_check_settled, the queue has no recovery pending, a
+ *	  later snapshot still shows the attempt, no transaction holds the row, there still is no
+ *	  entry, and then there still is no recovery pending.  (A session that drops the entry of a
+ *	  running job first requests recovery.)
+ *	- Each CLAIMING entry, and each mark, has a transaction.  It is removed a moment after the end
+ *	  of that transaction is visible; idemq_check_settled waits for this.
+ *	- Each queue's next deadline is at most the deadline of each of its ACTIVE entries.  A session
+ *	  that changes one of them is counted as making a change meanwhile, so we read entry, next
+ *	  deadline and entry again while no session is making a change.
  */
 #include "postgres.h"
 
@@ -33,12 +34,14 @@
 #include "shared/queue_states/queue_states.h"
 #include "table/table.h"
 
-/* By how much a queue may visit its leases late: reapers take their time. */
+/* How long after the next deadline a reaper may still be at work. */
 #define DEADLINE_SLACK USECS_PER_SEC
-/* Rows of running jobs that are read, and judged, in one go. */
+/* Number of rows of running jobs that one query reads. */
 #define ROWS_AT_ONCE 10000
+/* How often is_overlooked tries to read while no session is making a change. */
 #define MAX_READS 10000
 
+/* A running job, as its row shows it. */
 typedef struct Attempted
 {
 	int64 job_id;
@@ -59,14 +62,14 @@ is_active(const Lease *lease)
 	return !lease->claiming && lease->ending.finisher == NO_SESSION;
 }
 
-/* Reads the job's entry again; returns whether it still has the copy's token. */
+/* Reads an entry again, into *now; returns whether it still has the token of the copy. */
 static bool
 read_again(const Lease *copy, Lease *now)
 {
 	return idemq_lease_get(copy->key.job_id, now) && now->token == copy->token;
 }
 
-/* Returns whether the table's snapshot shows a running job by that attempt. */
+/* Fetches a job; returns whether the table's snapshot shows that attempt running. */
 static bool
 shows_attempt(CheckCall *call, int64 job_id, int64 token, int32 queue_id, Job *job)
 {
@@ -74,9 +77,11 @@ shows_attempt(CheckCall *call, int64 job_id, int64 token, int32 queue_id, Job *j
 		   job->token == token && job->queue_id == queue_id;
 }
 
-/* Returns whether an adopted entry stays, although its adopter must be done. */
+/*
+ * Waits for an adopted entry to be removed; returns whether it is still there when patience ends.
+ */
 static bool
-stays(CheckCall *call, const Lease *suspect)
+entry_stays(CheckCall *call, const Lease *suspect)
 {
 	Lease now;
 
@@ -90,7 +95,7 @@ stays(CheckCall *call, const Lease *suspect)
 	return false;
 }
 
-/* Checks that ACTIVE entries have their rows. */
+/* Checks that the ACTIVE ones of count copied entries have rows. */
 static void
 check_entries(CheckCall *call, const Lease *leases, int count)
 {
@@ -111,7 +116,7 @@ check_entries(CheckCall *call, const Lease *leases, int count)
 			continue;
 		if (now.session != NO_SESSION)
 			idemq_id_list_add(&strays, lease->key.job_id);
-		else if (stays(call, lease))
+		else if (entry_stays(call, lease))
 			idemq_id_list_add(&adopted, lease->key.job_id);
 	}
 	idemq_check_report_jobs(
@@ -124,7 +129,7 @@ check_entries(CheckCall *call, const Lease *leases, int count)
 		"deadline");
 }
 
-/* Returns whether a queue is known to have, or may have, jobs in flight without an entry. */
+/* Returns whether a queue may have running jobs without an entry. */
 static bool
 is_recovering(int32 queue_id)
 {
@@ -134,6 +139,7 @@ is_recovering(int32 queue_id)
 		   status.needs_recovery;
 }
 
+/* Returns whether a running job has an entry with its token, or one that is being claimed. */
 static bool
 check_leases_has_entry(const Attempted *attempted)
 {
@@ -143,7 +149,7 @@ check_leases_has_entry(const Attempted *attempted)
 		   (lease.token == attempted->token || lease.claiming);
 }
 
-/* Returns whether a suspect is a job in flight that no search will ever find. */
+/* Returns whether a suspect is a running job that recovery will never find. */
 static bool
 is_forgotten(CheckCall *call, const Attempted *suspect)
 {
@@ -158,7 +164,7 @@ is_forgotten(CheckCall *call, const Attempted *suspect)
 		   !check_leases_has_entry(suspect) && !is_recovering(suspect->queue_id);
 }
 
-/* Checks that rows of running jobs have their entries, of that token. */
+/* Checks that the rows of running jobs have entries with their tokens. */
 static void
 check_attempts(CheckCall *call)
 {
@@ -206,7 +212,7 @@ check_attempts(CheckCall *call)
 		"job from being reclaimed until idemq.reap() removes it after its deadline");
 }
 
-/* Returns whether the session of a CLAIMING entry, or of a mark, has no transaction. */
+/* Returns whether an entry is CLAIMING or marked, and its session has no transaction. */
 static bool
 session_is_idle(const Lease *lease)
 {
@@ -222,9 +228,9 @@ session_is_idle(const Lease *lease)
 }
 
 /*
- * Returns whether an open claim, or a mark, has outlived its transaction.  A claim's
- * token is its own; a mark may be put again by another transaction of that session
- * between two checks, but hardly between all of them.
+ * Returns whether an open claim, or a mark, has outlived its transaction.  A later claim would have
+ * another token.  A later transaction of the same session may have put the same mark between two
+ * checks, but hardly between all of them.
  */
 static bool
 is_outlived(CheckCall *call, const Lease *copy)
@@ -241,8 +247,8 @@ is_outlived(CheckCall *call, const Lease *copy)
 }
 
 /*
- * Returns the latest time at which a lease is visited; one that could not be reaped is visited
- * again a moment later.
+ * Returns the latest permitted next deadline (mono) for a lease.  If the lease could not be reaped
+ * at its deadline, the next deadline is a moment from now.
  */
 static int64
 visit_due(const Lease *lease)
@@ -250,7 +256,7 @@ visit_due(const Lease *lease)
 	return Max(lease->deadline, idemq_mono_now()) + DEADLINE_SLACK;
 }
 
-/* Returns whether a queue visits its leases only after this one's end; see the file's header. */
+/* Returns whether a queue's next deadline is after that of a lease; see the top of the file. */
 static bool
 is_overlooked(CheckCall *call, const Lease *copy)
 {
@@ -277,7 +283,7 @@ is_overlooked(CheckCall *call, const Lease *copy)
 	return false;
 }
 
-/* Checks the lease table; see the file's header. */
+/* Checks the lease table; see the top of the file. */
 void
 idemq_check_leases(CheckCall *call)
 {

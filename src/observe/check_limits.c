@@ -1,22 +1,22 @@
 /*
  * observe/check_limits.c
- *		The audit of what max_running counts, and of room that no transaction holds in groups of
- *		queues with group_max_unfinished; and which queues have no state to count in.
+ *		Audits the counts for max_running, and the room taken in groups of queues with
+ *		group_max_unfinished.  Also finds queues without a state, and queues whose jobs cannot be
+ *		counted.
  *
- * A queue's count is the sum over its lease entries.  Both change together, under
- * the entry's partition lock: so with all of these locks held, the two agree at any moment,
- * and no second check is needed.  The locks are held only if the two differ by a walk that
- * locks one partition at a time, and then while this database's entries are walked over.
+ * max_running: a queue's count is the sum of the units of its lease entries.  An entry and the
+ * count change together, under the lock of the entry's partition, so while all of these locks are
+ * held, they agree.  No second check is needed.  First, we read one partition at a time.  All
+ * locks are held only if that shows a difference.
  *
- * A transaction that takes room in a group holds a lock on idemq.jobs from before it takes the room
- * until after it has given the room back.  Suppose that an entry was read, that at a later instant no
- * transaction held such a lock, and that the entry still exists after that.  Then no transaction will
- * ever give its room back.
+ * Room in groups: a transaction holds a lock on idemq.jobs from before it takes room until after
+ * it has given the room back.  Suppose that an entry was read, that no transaction held such a
+ * lock at a later time, and that the entry still exists after that.  Then no transaction will ever
+ * give its room back.
  */
 #include "postgres.h"
 
 #include "miscadmin.h"
-#include "storage/lock.h"
 
 #include "base/base.h"
 #include "observe/observe.h"
@@ -37,8 +37,9 @@ visit_entry(Lease *lease, void *arg)
 }
 
 /*
- * Fills excess with how many each queue counts too many, in the order of call->queue_ids; sums
- * has room for one sum per queue state.  Returns whether all agree.
+ * Compares each queue's count with its lease entries.  excess: by how much each count is too
+ * large, in the order of call->queue_ids.  sums: working space for one number per queue state.
+ * locked: the caller holds all partition locks.  Returns whether all queues agree.
  */
 static bool
 check_limits_compare(CheckCall *call, int64 *sums, int64 *excess, bool locked)
@@ -61,24 +62,16 @@ check_limits_compare(CheckCall *call, int64 *sums, int64 *excess, bool locked)
 	return agree;
 }
 
-/* Checks that all room in groups is held by transactions; see the file's header. */
+/* Checks that all room in groups is held by transactions; see the top of the file. */
 static void
 check_group_room(CheckCall *call)
 {
 	uint64 *before = palloc(idemq_max_buckets * sizeof(uint64));
 	uint64 *after = palloc(idemq_max_buckets * sizeof(uint64));
 	int nbefore = idemq_group_room_copy(before, idemq_max_buckets);
-	int writers = 0;
 	int left = 0;
-	LOCKTAG tag;
 
-	if (nbefore > 0)
-	{
-		SET_LOCKTAG_RELATION(tag, MyDatabaseId, idemq_oids()->jobs);
-		/* ShareLock conflicts with RowExclusiveLock, and with stronger locks that writers take. */
-		pfree(GetLockConflicts(&tag, ShareLock, &writers));
-	}
-	if (nbefore > 0 && writers == 0)
+	if (nbefore > 0 && !idemq_check_has_writers(idemq_oids()->jobs))
 	{
 		int nafter = idemq_group_room_copy(after, idemq_max_buckets);
 
@@ -97,10 +90,7 @@ check_group_room(CheckCall *call)
 	pfree(before);
 }
 
-/*
- * Checks what is counted for limits (see the file's header); warns of a queue that got no state
- * when it was looked up, or whose limits cannot be counted.
- */
+/* Checks the counts; see the top of the file. */
 void
 idemq_check_limits(CheckCall *call)
 {

@@ -1,35 +1,41 @@
 /*
  * observe/check_ready.c
- *		The audit of the scan starts and read-ahead buffers: nothing below a scan start is
- *		claimable, nor is any entry that a read-ahead buffer lacks within its range.
+ *		Audits scan starts and read-ahead buffers: no job below a scan start can be claimed, nor
+ *		can a job in the range of a read-ahead buffer that the buffer does not contain.
  *
- * For each queue and priority, in this order: sequence, scan start and read-ahead buffer (r), a
- * snapshot (s), a scan of the ready index up to that scan start, or the end of the read-ahead
- * buffer.  A suspect is a row there, below the scan start or missing in the read-ahead buffer,
- * whose version in the snapshot is claimable, and which after s has no lease entry, no transaction
- * that holds it, and no newer version committed.  Then idemq_check_settled; then the scan start's
- * history (h).  If the scan start was lowered to the key of a suspect, or below, since r, the
- * suspect is acquitted: claims meet it again.  The others are reported.
+ * For each queue and priority, these steps run in this order:
  *
- * Why that is no false alarm: the scan start was above the row from r to h, hence at
- * the moment s, at which the row's committed version was claimable.  By the
- * invariant (shared/queue_states/scan_start.c) then at s either
- *   - it had an entry, which has gone since.  A session that drops the entry of a
- *     job whose committed version is claimable lowers to its key after that, or
- *     unsets the scan starts: an aborted claim, the end of an attempt whose entry others
- *     had passed by, a search that adopted in vain; or
- *   - its writer had committed and was still to lower; or
- *   - it was being written.  Since no newer version is committed, no transaction
- *     holds the row and it is not ours, that writer has aborted, and lowers; or
- *   - it was being changed by a prepared transaction that has ended since: the
- *     scan starts are unset.
- * Each of these lowers to the row's key, or below, after r, and is past it when
- * idemq_check_settled returns: the history shows it.  For a row that a read-ahead buffer misses the
- * same holds from its invariant (shared/queue_states/read_ahead.c).
+ *		r	read the scan start, its sequence number, and the read-ahead buffer
+ *		s	take a snapshot
+ *			scan the ready index up to the scan start or the end of the buffer, whichever is greater
+ *			wait (idemq_check_settled)
+ *		h	read the history of the scan start
  *
- * Why what is broken is found: a row that stays claimable below the scan start with no
- * entry and no holder is a suspect, and only a lowering acquits it, which repairs
- * it.  (A merged history may acquit it once: the next call has a new r.)
+ * A suspect is a row below the scan start, or in the range of the buffer and not in it, whose
+ * version in the snapshot is claimable, and which after s has no lease entry, no newer committed
+ * version, and no transaction that holds it.  If the scan start was lowered to the suspect's key,
+ * or further, after r, then claims will find the job.  All other suspects are reported.
+ *
+ * No false alarm: suppose that the scan start was above the row from r to h.  Then it was above
+ * the row at s, when the row's committed version was claimable.  By the invariant of scan starts
+ * (shared/queue_states/scan_start.c), one of these was true at s:
+ *	- The job had a lease entry, which is gone.  A session that drops the entry of a job whose
+ *	  committed version is claimable then lowers the scan start to the job's key, or unsets it.
+ *	  (These are an aborted claim, the end of an attempt whose entry other sessions have skipped,
+ *	  and an adoption that was undone.)
+ *	- The writer of the row had committed, but not lowered the scan start yet.
+ *	- A transaction was changing the row.  There is no newer committed version, no transaction holds
+ *	  the row, and the row is not ours, so that transaction has aborted, and lowers the scan start.
+ *	- A prepared transaction that has ended since was changing the row.  Its end unsets the scan
+ *	  starts.
+ * In each case, the scan start is lowered to the row's key, or further, after r, and this has
+ * happened when idemq_check_settled returns, so the history shows it.  For read-ahead buffers, the
+ * same follows from their invariant (shared/queue_states/read_ahead.c).
+ *
+ * No violation is missed: a row that stays claimable below the scan start, without a lease entry
+ * and without a transaction that holds it, is a suspect.  Only a lowering clears it, which also
+ * repairs the violation.  (A history that was compacted may clear it once, but the next call has a
+ * later r.)
  */
 #include "postgres.h"
 
@@ -42,7 +48,7 @@
 #include "shared/queue_states/queue_states.h"
 #include "table/table.h"
 
-/* What shared memory said of one priority, and what the scan of it found. */
+/* One priority of a queue: its scan start and read-ahead buffer at r, and the suspects. */
 typedef struct Suspects
 {
 	ScanStart view;
@@ -51,9 +57,9 @@ typedef struct Suspects
 	ReadyKey keys[CHECK_SUSPECTS];
 } Suspects;
 
-/* Returns whether claims do not meet the entry that the scan has come to. */
+/* Returns whether claims would not find the job at which the scan is. */
 static bool
-is_passed(CheckCall *call, const Suspects *suspects, int priority, ReadyKey key)
+is_hidden(CheckCall *call, const Suspects *suspects, int priority, ReadyKey key)
 {
 	ReadyEntry entry = {key, idemq_jobs_scan_tid(&call->table)};
 
@@ -62,9 +68,9 @@ is_passed(CheckCall *call, const Suspects *suspects, int priority, ReadyKey key)
 			idemq_read_ahead_hides(&suspects->read_ahead, suspects->view.from, priority, &entry));
 }
 
-/* Collects the suspects of one priority, up to their maximum. */
+/* Collects the suspects of one priority, at most CHECK_SUSPECTS. */
 static void
-collect(CheckCall *call, int32 queue_id, int priority, Suspects *suspects)
+collect_suspects(CheckCall *call, int32 queue_id, int priority, Suspects *suspects)
 {
 	ReadyKey end = suspects->view.from[priority];
 	ReadyKey read_ahead_end = idemq_read_ahead_end(&suspects->read_ahead);
@@ -83,9 +89,9 @@ collect(CheckCall *call, int32 queue_id, int priority, Suspects *suspects)
 		CHECK_FOR_INTERRUPTS();
 		if (!ready_key_less(key, end))
 			break;
-		if (!is_passed(call, suspects, priority, key))
+		if (!is_hidden(call, suspects, priority, key))
 			continue;
-		/* The row, then the entry: a job that is claimed in between has one, or had. */
+		/* The entry is read again after the row, because the job may be claimed in between. */
 		if (idemq_lease_hold(key.id) == LEASE_HOLDS_NOT &&
 			idemq_jobs_scan_row(&call->table, &job) &&
 			idemq_transition_allowed(EVENT_CLAIM, job.status) && !idemq_jobs_is_own(&job) &&
@@ -96,7 +102,7 @@ collect(CheckCall *call, int32 queue_id, int priority, Suspects *suspects)
 	idemq_jobs_scan_end(&call->table);
 }
 
-/* Reports the suspects that no lowering acquits. */
+/* Reports the suspects to whose keys the scan start has not been lowered since r. */
 static void
 check_ready_judge(CheckCall *call, int32 queue_id, int priority, const Suspects *suspects)
 {
@@ -127,7 +133,7 @@ check_ready_judge(CheckCall *call, int32 queue_id, int priority, const Suspects 
 	idemq_check_report_jobs(call, CHECK_ERROR, "scan_start.claimable", &jobs, what);
 }
 
-/* Checks the scan starts of all queues that have a state; see the file's header. */
+/* Checks the scan starts of all queues that have a state; see the top of the file. */
 void
 idemq_check_ready(CheckCall *call)
 {
@@ -141,14 +147,14 @@ idemq_check_ready(CheckCall *call)
 		{
 			const ScanStart *view = &suspects->view;
 
-			/* A view and a snapshot for each: a short history reaches far enough back. */
+			/* Read anew for each priority, so that the short history reaches back to r. */
 			idemq_scan_start_read_whole(idemq_qstate_find(MyDatabaseId, queue_id), queue_id,
 										&suspects->view, &suspects->read_ahead);
 			if (view->qstate == NULL || !ready_key_less(READY_KEY_MIN, view->from[p]))
 				continue;
 			idemq_jobs_refresh(&call->table);
 			suspects->count = 0;
-			collect(call, queue_id, p, suspects);
+			collect_suspects(call, queue_id, p, suspects);
 			check_ready_judge(call, queue_id, p, suspects);
 		}
 	}

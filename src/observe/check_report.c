@@ -1,26 +1,24 @@
 /*
  * observe/check_report.c
- *		What the parts of idemq.check() share: findings, waiting until what others have made
- *		visible has reached shared memory, and the second look at suspects.
+ *		Functions shared by the parts of idemq.check(): they report findings, wait until committed
+ *		changes have reached shared memory, and check suspects again.
  *
- * A finding is a fact, never a race.  What changes in more than one step seems
- * broken in between, so each part takes suspects first, and reports those that a
- * second check proves; each part has its proof.  They have one thing in common,
- * idemq_check_settled: a session that had made something visible before it was called, and owed
- * shared memory the rest, has paid when it returns true.  There are two kinds of debtors:
+ * A finding must be a fact, never a race.  A change that consists of several steps looks like a
+ * violation in between.  Therefore, each part first collects suspects, and reports only those that
+ * a second check proves; the proofs are at the tops of the parts.  All proofs rely on
+ * idemq_check_settled: if a change was visible before the call, all of its steps are done when the
+ * call returns true.  The call waits for two kinds of sessions that may not have done all steps:
  *
- *   - a transaction, or subtransaction, that has ended for others to see, and whose
- *     callbacks have not run: it still has its locks.  Its lock on its own id is
- *     there while the id is no longer in progress; and its lock on idemq.jobs or
- *     idemq.queues is there while the session shows no virtual transaction
- *     (virtualtransaction n/0 in pg_locks).
- *   - a session in the midst of a change that shared/queue_states/queue_states.c counts
- *     (idemq_qstates_begin_change).
+ *	- Sessions whose transaction or subtransaction has ended, but whose callbacks may still have to
+ *	  run.  Such a session still holds its locks.  A transaction holds the lock on its own id,
+ *	  although the id is no longer in progress.  A session without a virtual transaction
+ *	  (virtualtransaction n/0 in pg_locks) holds a lock on idemq.jobs or idemq.queues.
+ *	- Sessions that are counted as making a change (idemq_qstates_begin_change).
  *
- * When a session stays in that state, stopped by a debugger, a part reports only a
- * warning that says so.
+ * If a session stays in such a state, for example in a debugger, a part reports only a warning that
+ * it could not check.
  *
- * Locks: none.  No detail shows a payload, a key or an error text.
+ * This code takes no locks.  No finding contains a payload, a key or an error message.
  */
 #include "postgres.h"
 
@@ -28,6 +26,7 @@
 #include "catalog/pg_type.h"
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
+#include "storage/lock.h"
 #include "storage/procarray.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
@@ -36,15 +35,16 @@
 #include "observe/observe.h"
 #include "shared/queue_states/queue_states.h"
 
-/* Times that a job which seems forgotten is checked, and the microseconds between them. */
+/* How often a job that seems forgotten is checked, and the pause between two checks: us. */
 #define FORGOTTEN_CHECKS 11
 #define FORGOTTEN_PAUSE 100000L
 
 static SqlStatement findings =
 	{.text = "SELECT severity, invariant, detail FROM idemq_internal.findings($1, $2)",
 	 .types = {TEXTOID, TIMESTAMPTZOID},
-	 .few = true}; /* so that what is looked up for each row is looked up by an index */
+	 .few = true}; /* makes the lookups for each row use indexes */
 
+/* Sessions that may be ending a transaction: by transaction id, or by the negated PID. */
 static SqlStatement ending_locks = {
 	.text =
 		"SELECT coalesce(transactionid::text::bigint, -pid) FROM pg_catalog.pg_locks WHERE granted "
@@ -55,15 +55,18 @@ static SqlStatement ending_locks = {
 		"WHERE datname = pg_catalog.current_database()) "
 		"AND virtualtransaction LIKE '%/0') "
 		"AND ($3 IS NULL OR coalesce(transactionid::text::bigint, -pid) = ANY ($3))",
-	.types = {OIDOID, OIDOID, INT8ARRAYOID}};
-static SqlStatement suspects_of = {
-	.text = "SELECT * FROM idemq_internal.suspects($1, $2, $3)",
-	.types = {TEXTOID, INT8OID, INT8OID},
-	.few = true,
-	.fields = SUSPECT_FIELDS,
-};
+	.types = {OIDOID, OIDOID, INT8ARRAYOID},
+	.fields = SQL_SCALAR(int64)};
 
-/* Adds a row to the answer: use idemq_check_report. */
+static SqlStatement suspects_of = {.text = "SELECT * FROM idemq_internal.suspects($1, $2, $3)",
+								   .types = {TEXTOID, INT8OID, INT8OID},
+								   .few = true,
+								   .fields = (const SqlField[]){SQL_FIELD(Suspect, queue_id),
+																SQL_FIELD(Suspect, group),
+																SQL_FIELD(Suspect, id),
+																SQL_FIELD(Suspect, version)}};
+
+/* Adds a row to the result; call it through the macro idemq_check_report. */
 void
 idemq_check_put(CheckCall *call, const char *severity, const char *invariant, const char *detail)
 {
@@ -75,7 +78,7 @@ idemq_check_put(CheckCall *call, const char *severity, const char *invariant, co
 	tuplestore_putvalues(call->set->setResult, call->set->setDesc, row.values, row.nulls);
 }
 
-/* Like idemq_check_findings, but for a given time. */
+/* Adds the findings of a part of idemq_internal.findings at a given time, under one snapshot. */
 void
 idemq_check_findings_at(CheckCall *call, const char *part, TimestampTz now)
 {
@@ -84,7 +87,7 @@ idemq_check_findings_at(CheckCall *call, const char *part, TimestampTz now)
 	uint64 rows;
 
 	idemq_spi_begin(&scope);
-	/* One plan for all parts, which runs the part of the argument: to plan it takes 3 ms. */
+	/* All parts share one plan, and use the branch for their argument.  Planning it takes 3 ms. */
 	idemq_spi_set("plan_cache_mode", "force_generic_plan");
 	rows = idemq_spi_query_latest(&findings, args, NULL);
 	for (uint64 i = 0; i < rows; i++)
@@ -92,13 +95,14 @@ idemq_check_findings_at(CheckCall *call, const char *part, TimestampTz now)
 	idemq_spi_end(&scope);
 }
 
-/* Adds the findings of one part of the audit in rows and catalogs, under one snapshot, now. */
+/* Like idemq_check_findings_at, for the current time. */
 void
 idemq_check_findings(CheckCall *call, const char *part)
 {
 	idemq_check_findings_at(call, part, idemq_now());
 }
 
+/* Adds a job to a list, which keeps the ids of the first CHECK_NAMED jobs. */
 void
 idemq_id_list_add(IdList *list, int64 id)
 {
@@ -107,7 +111,7 @@ idemq_id_list_add(IdList *list, int64 id)
 	list->count++;
 }
 
-/* Reports jobs, unless there are none; what: what is wrong with each. */
+/* Reports the jobs of a list in one finding, if there are any; what: what is wrong with each. */
 void
 idemq_check_report_jobs(CheckCall *call, const char *severity, const char *invariant,
 						const IdList *jobs, const char *what)
@@ -126,50 +130,44 @@ idemq_check_report_jobs(CheckCall *call, const char *severity, const char *invar
 }
 
 /*
- * Reads the debtors that locks show: a transaction by its id, a session by its process, negated.
- * Sets *debtors to a palloc'ed array of them, and returns their number.  *debtors: the count
- * debtors of the last time, of which those are read that still are debtors; NULL: all are.
+ * Returns the number of sessions and transactions that have ended a transaction and still hold its
+ * locks, and sets *ending to a palloc'ed array of them: transaction ids, and negated PIDs.  If
+ * *ending is not NULL, only its count elements are considered.
  */
 static int
-read_debtors(int64 **debtors, int count)
+read_ending(int64 **ending, int count)
 {
 	Datum args[] = {ObjectIdGetDatum(idemq_oids()->jobs), ObjectIdGetDatum(idemq_oids()->queues),
-					*debtors == NULL ? (Datum) 0 : idemq_int8_array(*debtors, count)};
-	MemoryContext caller = CurrentMemoryContext;
-	int left = 0;
-	SqlScope scope;
-	uint64 rows;
+					*ending == NULL ? (Datum) 0 : idemq_int8_array(*ending, count)};
+	int found = 0;
+	int nrows;
 
-	idemq_spi_begin(&scope);
-	rows = idemq_spi_query_latest(&ending_locks, args, *debtors == NULL ? "  n" : NULL);
-	*debtors = MemoryContextAlloc(caller, Max(rows, 1) * sizeof(int64));
-	for (uint64 i = 0; i < rows; i++)
+	*ending = idemq_spi_rows(&ending_locks, args, sizeof(int64), &nrows);
+	for (int i = 0; i < nrows; i++)
 	{
-		int64 debtor = idemq_spi_int64(i, 1, NULL);
-		TransactionId xid = (TransactionId) debtor;
+		int64 id = (*ending)[i];
+		TransactionId xid = (TransactionId) id;
 
-		if (debtor < 0 ||
-			!(TransactionIdIsCurrentTransactionId(xid) || TransactionIdIsInProgress(xid)))
-			(*debtors)[left++] = debtor;
+		if (id < 0 || !(TransactionIdIsCurrentTransactionId(xid) || TransactionIdIsInProgress(xid)))
+			(*ending)[found++] = id;
 	}
-	idemq_spi_end(&scope);
-	return left;
+	return found;
 }
 
 /*
- * Waits until all that was visible at the call has reached shared memory.  Returns
- * false when that took too long.
+ * Waits until every change that was visible when it was called has reached shared memory.  Returns
+ * false if call->patience_ends has passed before that.
  */
 bool
 idemq_check_settled(CheckCall *call)
 {
 	bool counted = false;
-	int64 *debtors = NULL;
-	int count = read_debtors(&debtors, 0);
+	int64 *ending = NULL;
+	int count = read_ending(&ending, 0);
 
 	for (;;)
 	{
-		/* At one moment no change was under way; each debtor was seen without debts. */
+		/* It is enough that at one moment since the call, no session was making a change. */
 		counted = counted || (uint32) idemq_qstates_changes() == 0;
 		if (counted && count == 0)
 			return true;
@@ -178,11 +176,30 @@ idemq_check_settled(CheckCall *call)
 		CHECK_FOR_INTERRUPTS();
 		pg_usleep(counted ? 1000 : 50);
 		if (count > 0)
-			count = read_debtors(&debtors, count);
+			count = read_ending(&ending, count);
 	}
 }
 
-/* Returns the suspects of a part of the audit: idemq_internal.suspects. */
+/*
+ * Returns whether another transaction of this database holds a lock on a table with which it may
+ * write rows.
+ */
+bool
+idemq_check_has_writers(Oid table)
+{
+	LOCKTAG tag;
+	int count;
+
+	SET_LOCKTAG_RELATION(tag, MyDatabaseId, table);
+	/* ShareLock conflicts with RowExclusiveLock, and with stronger locks that writers take. */
+	pfree(GetLockConflicts(&tag, ShareLock, &count));
+	return count > 0;
+}
+
+/*
+ * Returns the suspects that idemq_internal.suspects finds for a part of the audit; token: for
+ * "tokens".
+ */
 Suspect *
 idemq_check_suspects(const char *part, int64 token, int *count)
 {
@@ -191,23 +208,24 @@ idemq_check_suspects(const char *part, int64 token, int *count)
 	return idemq_spi_rows(&suspects_of, args, sizeof(Suspect), count);
 }
 
-/* Returns whether a suspect is found again, as it was. */
+/* Returns whether a suspect is among those found later, with the same version. */
 static bool
-is_unchanged(const Suspect *suspect, const Suspect *now, int count)
+is_unchanged(const Suspect *suspect, const Suspect *later, int count)
 {
 	for (int i = 0; i < count; i++)
 	{
-		if (now[i].id == suspect->id && now[i].queue_id == suspect->queue_id &&
-			strcmp(now[i].version, suspect->version) == 0)
+		if (later[i].id == suspect->id && later[i].queue_id == suspect->queue_id &&
+			strcmp(later[i].version, suspect->version) == 0)
 			return true;
 	}
 	return false;
 }
 
 /*
- * Checks for jobs that are not as they should be; or, with is_known, for jobs that wait for a
- * session to see to them, while none will.  A session that works through many knows of each only
- * when it comes to it: so the latter are checked for a second.
+ * Reports the jobs that violate an invariant before and after idemq_check_settled, in the same
+ * version.  If the suspicion has is_known, the job is waiting for a session, and is reported only
+ * if no session knows of it.  A session that works through many jobs learns of each one only when
+ * it reaches it.  Therefore, such jobs are checked repeatedly for a second.
  */
 void
 idemq_check_suspicion(CheckCall *call, const Suspicion *suspicion)
@@ -223,13 +241,13 @@ idemq_check_suspicion(CheckCall *call, const Suspicion *suspicion)
 						   "not checked, because a transaction has taken too long to end");
 		return;
 	}
-	for (int round = 0; round < checks && count > 0; round++)
+	for (int check = 0; check < checks && count > 0; check++)
 	{
-		Suspect *now;
-		int found;
+		Suspect *later;
+		int nlater;
 		int left = 0;
 
-		if (round > 0)
+		if (check > 0)
 			pg_usleep(FORGOTTEN_PAUSE);
 		for (int i = 0; i < count; i++)
 		{
@@ -240,11 +258,11 @@ idemq_check_suspicion(CheckCall *call, const Suspicion *suspicion)
 		count = left;
 		if (count == 0)
 			break;
-		now = suspicion->find(call, &found);
+		later = suspicion->find(call, &nlater);
 		left = 0;
 		for (int i = 0; i < count; i++)
 		{
-			if (is_unchanged(&suspects[i], now, found))
+			if (is_unchanged(&suspects[i], later, nlater))
 				suspects[left++] = suspects[i];
 		}
 		count = left;

@@ -1,10 +1,9 @@
 /*
  * observe/errors.c
- *		SQL functions that group errors, for the view idemq.errors and for redrive:
- *		error_pattern, error_sqlstate, error_fingerprint.
+ *		SQL functions that group errors, for the view idemq.errors and for redrive: error_pattern,
+ *		error_sqlstate and error_fingerprint.  They read only their arguments.
  *
- * They read only their arguments.  A message of megabytes costs no more than one of
- * IDEMQ_ERROR_BYTES: the rest of it is not detoasted.
+ * Only the first IDEMQ_ERROR_BYTES bytes of a message are detoasted and used.
  */
 #include "postgres.h"
 
@@ -15,16 +14,19 @@
 
 #include "base/base.h"
 
-/* Returns the beginning of a text argument, whole characters of it; "" for NULL. */
+/*
+ * Returns at most IDEMQ_ERROR_BYTES bytes of a text argument, in whole characters, and their
+ * length; "" for NULL.  The result does not end with a zero byte.
+ */
 static const char *
-beginning(FunctionCallInfo fcinfo, int n, int *length)
+error_text(FunctionCallInfo fcinfo, int n, int *length)
 {
 	text *part;
 
 	*length = 0;
 	if (PG_ARGISNULL(n))
 		return "";
-	/* One character more than may stay, so that none is cut in two. */
+	/* One more character, so that pg_mbcliplen sees the last one as a whole. */
 	part = DatumGetTextPSlice(PG_GETARG_DATUM(n), 0, IDEMQ_ERROR_BYTES + MAX_MULTIBYTE_CHAR_LEN);
 	*length = VARSIZE_ANY_EXHDR(part);
 	if (*length > IDEMQ_ERROR_BYTES)
@@ -36,12 +38,15 @@ beginning(FunctionCallInfo fcinfo, int n, int *length)
 SQL_FUNCTION(idemq_sql_error_pattern)
 {
 	int length;
-	const char *error = beginning(fcinfo, 0, &length);
+	const char *error = error_text(fcinfo, 0, &length);
 
 	PG_RETURN_TEXT_P(cstring_to_text(idemq_error_pattern(error, length)));
 }
 
-/* error_sqlstate(details, error) -> text, NULL when neither names one. */
+/*
+ * error_sqlstate(details, error) -> the SQLSTATE in details, or else in error; NULL if there is
+ * none.
+ */
 SQL_FUNCTION(idemq_sql_error_sqlstate)
 {
 	static const char key[] = "sqlstate";
@@ -58,7 +63,7 @@ SQL_FUNCTION(idemq_sql_error_sqlstate)
 		state = value->val.string.val;
 	else
 	{
-		const char *error = beginning(fcinfo, 1, &length);
+		const char *error = error_text(fcinfo, 1, &length);
 
 		state = idemq_error_find_sqlstate(error, length);
 	}
@@ -72,7 +77,7 @@ SQL_FUNCTION(idemq_sql_error_fingerprint)
 {
 	const char *sqlstate = PG_ARGISNULL(0) ? "" : text_to_cstring(PG_GETARG_TEXT_PP(0));
 	int length;
-	const char *error = beginning(fcinfo, 1, &length);
+	const char *error = error_text(fcinfo, 1, &length);
 	uint64 hash = idemq_error_hash(sqlstate, idemq_error_pattern(error, length));
 
 	PG_RETURN_TEXT_P(cstring_to_text(psprintf("%08x%08x", (uint32) (hash >> 32), (uint32) hash)));

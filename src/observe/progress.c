@@ -1,9 +1,10 @@
 /*
  * observe/progress.c
- *		How far a job has come, by its last checkpoint: {"done": 3, "of": 10} is 30 %.
+ *		SQL function progress: the progress of a job, computed from its last checkpoint.  For
+ *		{"done": 3, "of": 10}, this is 30 %.
  *
- * A checkpoint is the worker's own, of any shape: one without these two numbers says
- * nothing, and neither does an "of" that is not above 0.
+ * The worker chooses the form of its checkpoints.  A checkpoint without these two numbers, or
+ * whose "of" is not positive, gives no progress.
  */
 #include "postgres.h"
 
@@ -15,7 +16,7 @@
 
 #include "base/base.h"
 
-/* Reads a number of an object; false when there is none of that name. */
+/* Reads a member of an object; returns false if there is no number of that name. */
 static bool
 progress_read_number(Jsonb *object, const char *name, double *number)
 {
@@ -25,13 +26,13 @@ progress_read_number(Jsonb *object, const char *name, double *number)
 
 	if (value == NULL || value->type != jbvNumeric)
 		return false;
-	/* Beyond the range of float8 it is infinite, and no error. */
+	/* A number outside the range of float8 becomes infinite, without an error. */
 	*number = DatumGetFloat8(
 		DirectFunctionCall1(numeric_float8_no_overflow, NumericGetDatum(value->val.numeric)));
 	return true;
 }
 
-/* progress(checkpoint) -> float8, from 0 to 100; NULL when it does not say. */
+/* progress(checkpoint) -> float8, from 0 to 100; NULL if unknown. */
 SQL_FUNCTION(idemq_sql_progress)
 {
 	Jsonb *checkpoint = PG_GETARG_JSONB_P(0);
@@ -43,6 +44,6 @@ SQL_FUNCTION(idemq_sql_progress)
 		PG_RETURN_NULL();
 	if (done >= of || done <= 0)
 		PG_RETURN_FLOAT8(done >= of ? 100 : 0);
-	/* The first order makes 3 of 10 exactly 30; the second is for what would overflow in it. */
+	/* 100 * 3 / 10 is exactly 30, and 100 * (3 / 10) is not, but 100 * done might overflow. */
 	PG_RETURN_FLOAT8(done < 1e300 ? 100 * done / of : 100 * (done / of));
 }

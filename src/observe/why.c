@@ -1,11 +1,12 @@
 /*
  * observe/why.c
- *		SQL function why: one sentence about what a job waits for, and what to do.
+ *		SQL function why: one sentence that says what a job is waiting for, and what the reader can
+ *		do.
  *
- * It reads the row first, then the lease table and who holds the row.  So the sentence describes a
- * moment that is over when somebody reads it.  It waits for no lock, and shows neither payload nor
- * key nor error.  SQL puts into words what other rows say of the job, its steps, its event and its
- * parents: idemq_internal.why_rows.
+ * It reads the row first, and then shared memory and the holder of the row, so the answer may be
+ * out of date by the time it is read.  It waits for no lock, and shows no payload, key or error.
+ * The wording of reasons found in other tables (steps, event, parents) comes from SQL
+ * (idemq_internal.why_rows).
  */
 #include "postgres.h"
 
@@ -26,21 +27,20 @@
 #include "shared/queue_states/queue_states.h"
 #include "table/table.h"
 
-/* Jobs that are counted before this one, and index entries that are read for that, at most. */
+/* To count the jobs before this one, we stop at this many jobs or index entries. */
 #define MAX_BEFORE 1000
 #define MAX_ENTRIES 20000
-/* Microseconds by which two answers to when a group may go on may differ. */
+/* Tolerance when ready_at is compared with the end of a hold or of a used-up rate: us. */
 #define CLOSE 1000
 
-/* The columns of idemq_internal.why_rows. */
-enum
+/* What the job's steps, event, parents and queue say about it (idemq_internal.why_rows). */
+typedef struct WhyRows
 {
-	ROWS_STEPS, /* the steps without an answer */
-	ROWS_EVENT, /* the event that it sleeps for */
-	ROWS_PARENT,
-	ROWS_DEAD, /* whether its queue is a dead-letter queue */
-	ROWS_COLUMNS
-};
+	Datum steps;  /* text: its steps that have begun and not finished; 0: none */
+	Datum event;  /* text: the event that it waits for; 0: none */
+	Datum parent; /* text: the parent that it waits for, if it is blocked without a group */
+	Datum dead;	  /* text: that its queue is a dead-letter queue; 0: it is not */
+} WhyRows;
 
 typedef struct WhyCall
 {
@@ -48,7 +48,7 @@ typedef struct WhyCall
 	Job job;
 	QueueInfo queue;
 	TimestampTz now;
-	const char *rows[ROWS_COLUMNS]; /* "" for nothing */
+	WhyRows rows;
 	StringInfoData answer;
 } WhyCall;
 
@@ -58,30 +58,25 @@ static SqlStatement read_rows =
 	{.text = "SELECT steps, event, parent, dead FROM idemq_internal.why_rows($1, $2)",
 	 .types = {INT8OID, TIMESTAMPTZOID},
 	 .few = true,
-	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL},
-								  {sizeof(Datum), sizeof(Datum), NULL},
-								  {2 * sizeof(Datum), sizeof(Datum), NULL},
-								  {3 * sizeof(Datum), sizeof(Datum), NULL}}};
+	 .fields = (const SqlField[]){SQL_FIELD(WhyRows, steps), SQL_FIELD(WhyRows, event),
+								  SQL_FIELD(WhyRows, parent), SQL_FIELD(WhyRows, dead)}};
 
-/* Reads what other rows say of the job. */
+/* Appends a text from WhyRows; 0: nothing. */
 static void
-fill_rows(WhyCall *call)
+say_text(WhyCall *call, Datum words)
 {
-	Datum values[] = {Int64GetDatum(call->job.id), TimestampTzGetDatum(call->now)};
-	Datum said[ROWS_COLUMNS];
-
-	(void) idemq_spi_row(&read_rows, values, said, sizeof(said));
-	for (int i = 0; i < ROWS_COLUMNS; i++)
-		call->rows[i] = said[i] == (Datum) 0 ? "" : TextDatumGetCString(said[i]);
+	if (words != (Datum) 0)
+		appendStringInfoString(&call->answer, TextDatumGetCString(words));
 }
 
-/* Returns a time in words: palloc'ed, since two in one call would share a buffer. */
+/* Returns a time as text.  It is copied, because timestamptz_to_str has only one buffer. */
 static const char *
-at(TimestampTz time)
+time_text(TimestampTz time)
 {
 	return pstrdup(timestamptz_to_str(time));
 }
 
+/* Says when and how a job finished, and how to run it again. */
 static void
 say_finished(WhyCall *call)
 {
@@ -92,25 +87,25 @@ say_finished(WhyCall *call)
 
 	if (job->status == JOB_COMPLETED && job->attempt == 0)
 		say(call, "completed at %s without having been claimed: nothing is left to do",
-			at(finished));
+			time_text(finished));
 	else if (job->status == JOB_COMPLETED)
-		say(call, "completed at %s by attempt %d: nothing is left to do", at(finished),
+		say(call, "completed at %s by attempt %d: nothing is left to do", time_text(finished),
 			job->attempt);
 	else if (job->status == JOB_DEAD)
 		say(call, "dead since %s, after attempt %d of %d: see idemq.attempts where job_id = %lld",
-			at(finished), job->attempt, job->max_attempts, (long long) job->id);
+			time_text(finished), job->attempt, job->max_attempts, (long long) job->id);
 	else if (job_has_expired(job, finished))
 		say(call, "cancelled because no worker claimed it before it expired at %s",
-			at(job->expires_at));
+			time_text(job->expires_at));
 	else
-		say(call, "cancelled at %s", at(finished));
+		say(call, "cancelled at %s", time_text(finished));
 	if (job->status != JOB_COMPLETED)
 		say(call, "; call idemq.retry(%lld) to make it ready again", (long long) job->id);
 }
 
 /*
- * Returns how many ready jobs a claim would take before this one; *all: whether there are no
- * more.  As a claim does, it reads the scan starts first, then takes a snapshot.
+ * Returns how many ready jobs a claim would find before this one; *all: this is the exact number.
+ * Like a claim, it reads the scan starts before it takes a snapshot.
  */
 static int
 count_before(WhyCall *call, bool *all)
@@ -145,7 +140,10 @@ count_before(WhyCall *call, bool *all)
 	return before;
 }
 
-/* Says what a queue's handler does about a job that is ready; false when it has none. */
+/*
+ * Says what the queue's handler will do with a ready job; returns false if the queue has no
+ * handler.
+ */
 static bool
 say_handler(WhyCall *call)
 {
@@ -156,7 +154,7 @@ say_handler(WhyCall *call)
 	HandlerState state;
 	const char *why;
 	int processes;
-	int busy; /* not said */
+	int busy; /* not shown */
 
 	if (!idemq_handler_read(queue->id, &handler))
 		return false;
@@ -182,8 +180,8 @@ say_handler(WhyCall *call)
 }
 
 /*
- * Says how far back in the line a ready job is, and who will claim it: its queue's handler, or a
- * worker; on a standby nobody.
+ * Says how many jobs are before a ready job, and whether the queue has a handler or a worker that
+ * will claim it.  (A standby does not know.)
  */
 static void
 say_ready(WhyCall *call)
@@ -196,7 +194,7 @@ say_ready(WhyCall *call)
 													idemq_ready_oldest(&call->queue, call->now),
 													call->now);
 
-	say(call, "ready since %s", at(call->job.ready_at));
+	say(call, "ready since %s", time_text(call->job.ready_at));
 	if (before == 0 && all)
 		say(call, " and first in line");
 	else
@@ -204,13 +202,13 @@ say_ready(WhyCall *call)
 			before == 1 && all ? "" : "s");
 	if (RecoveryInProgress() || say_handler(call))
 		return;
-	if (call->rows[ROWS_DEAD][0] != '\0')
-		say(call, "; %s", call->rows[ROWS_DEAD]);
+	if (call->rows.dead != (Datum) 0)
+		say(call, "; %s", TextDatumGetCString(call->rows.dead));
 	else if (in_flight == 0 && unattended != DT_NOEND)
 		say(call,
 			"; queue \"%s\" has had no worker since %s: start a worker that calls "
 			"idemq.claim('%s')",
-			queue, at(unattended), queue);
+			queue, time_text(unattended), queue);
 	else if (in_flight == 0)
 		say(call, "; queue \"%s\" has no running jobs: start a worker that calls idemq.claim('%s')",
 			queue, queue);
@@ -220,7 +218,8 @@ say_ready(WhyCall *call)
 }
 
 /*
- * Says which limit of its queue keeps a ready job, or that the queue has no state; false if none.
+ * Says which limit of its queue keeps a ready job waiting, or that the queue has no state.
+ * Returns false if neither is true.
  */
 static bool
 say_limit(WhyCall *call)
@@ -250,7 +249,7 @@ say_limit(WhyCall *call)
 		case LIMIT_RATE:
 			say(call,
 				"the rate_limit of queue \"%s\" is used up: the next job can be claimed at %s",
-				queue->name, at(view.until));
+				queue->name, time_text(view.until));
 			break;
 		case LIMIT_RECOVERING:
 			say(call,
@@ -268,7 +267,7 @@ say_limit(WhyCall *call)
 	return true;
 }
 
-/* Says which transaction holds the row of a job that waits; false when none does. */
+/* Says which transaction holds the row of a waiting job; returns false if none does. */
 static bool
 say_held(WhyCall *call)
 {
@@ -287,7 +286,7 @@ say_held(WhyCall *call)
 	return true;
 }
 
-/* Says that a claim of the job is open; false when none is. */
+/* Says that an open transaction has claimed the job; returns false if none has. */
 static bool
 say_claiming(WhyCall *call, const Lease *lease)
 {
@@ -302,7 +301,7 @@ say_claiming(WhyCall *call, const Lease *lease)
 	return true;
 }
 
-/* Says that a job waits for the rate of its group; false when it does not. */
+/* Says that a job waits for its group's rate limit; returns false if it does not. */
 static bool
 say_group_rate_limit(WhyCall *call)
 {
@@ -313,13 +312,13 @@ say_group_rate_limit(WhyCall *call)
 		call->queue.qstate == NULL || RecoveryInProgress())
 		return false;
 	next = idemq_group_rate_limit_next(&call->queue, job->row->tts_values[COL_GROUP_KEY]);
-	/* It may have been deferred until then; a job that waits longer waits for something else. */
+	/* A deferred job has this time as its ready_at.  If that is later, another reason keeps it. */
 	if (next <= call->now || next < job->ready_at - CLOSE)
 		return false;
 	say(call,
 		"the group_rate_limit of queue \"%s\" is used up for this group: its next job can start at "
 		"%s",
-		call->queue.name, at(next));
+		call->queue.name, time_text(next));
 	return true;
 }
 
@@ -337,14 +336,14 @@ say_hold(WhyCall *call)
 
 	if (!of_queue && (!queue->has_group_holds || group == (Datum) 0))
 		return false;
-	/* A job whose ready_at is later than the hold is waiting for something else. */
+	/* If its ready_at is later than the end of the hold, another reason keeps it waiting. */
 	if (!idemq_hold_find(queue, group, &hold) || hold.until <= call->now ||
 		hold.until < job->ready_at - CLOSE)
 		return false;
 	say(call, of_queue ? "queue \"%s\" " : "its group in queue \"%s\" ", queue->name);
 	say(call,
 		"has been held back since %s, and will be until %s, as requested by the worker of job %lld: ",
-		at(hold.began_at), at(hold.until), (long long) hold.job_id);
+		time_text(hold.began_at), time_text(hold.until), (long long) hold.job_id);
 	say(call,
 		of_queue ? "call idemq.resume('%s') to end the hold"
 				 : "call idemq.resume('%s', group_key => ...) to end the hold",
@@ -352,14 +351,14 @@ say_hold(WhyCall *call)
 	return true;
 }
 
-/* Says that the group of a job is paused; false when it is not. */
+/* Says that the group of a job is paused; returns false if it is not. */
 static bool
 say_group_paused(WhyCall *call)
 {
 	const Job *job = &call->job;
 	TimestampTz until;
 
-	/* On a standby it is not known whether the queue has a paused group. */
+	/* Reads the table, because a standby's shared memory does not know of paused groups. */
 	if (job->row->tts_isnull[COL_GROUP_KEY] ||
 		!idemq_jobs_group_pause_find(&call->table, call->queue.id,
 									 job->row->tts_values[COL_GROUP_KEY], &until))
@@ -367,12 +366,12 @@ say_group_paused(WhyCall *call)
 	say(call,
 		"its group in queue \"%s\" is paused%s%s: call idemq.resume('%s', group_key => ...) to let "
 		"its jobs start again",
-		call->queue.name, until < DT_NOEND ? " until " : "", until < DT_NOEND ? at(until) : "",
-		call->queue.name);
+		call->queue.name, until < DT_NOEND ? " until " : "",
+		until < DT_NOEND ? time_text(until) : "", call->queue.name);
 	return true;
 }
 
-/* Says what a job in status pending or retrying waits for. */
+/* Says what a pending or retrying job is waiting for. */
 static void
 say_waiting(WhyCall *call)
 {
@@ -388,29 +387,29 @@ say_waiting(WhyCall *call)
 		return;
 	else if (job_has_expired(job, call->now))
 		say(call, "expired at %s before a worker claimed it: the next claim will cancel it",
-			at(job->expires_at));
+			time_text(job->expires_at));
 	else if (idemq_queue_is_paused(queue))
 		say(call,
 			"queue \"%s\" is paused%s%s: call idemq.resume('%s') to let it hand out jobs again",
 			queue->name, queue->paused_until < DT_NOEND ? " until " : "",
-			queue->paused_until < DT_NOEND ? at(queue->paused_until) : "", queue->name);
+			queue->paused_until < DT_NOEND ? time_text(queue->paused_until) : "", queue->name);
 	else if (say_group_paused(call) || say_hold(call) || say_group_rate_limit(call) ||
 			 (job->ready_at <= call->now && say_limit(call)))
 		return;
 	else if (job->ready_at <= call->now)
 		say_ready(call);
-	else if (call->rows[ROWS_EVENT][0] != '\0')
-		say(call, "%s", call->rows[ROWS_EVENT]);
+	else if (call->rows.event != (Datum) 0)
+		say_text(call, call->rows.event);
 	else
 	{
-		say(call, "not due before %s", at(job->ready_at));
+		say(call, "not due before %s", time_text(job->ready_at));
 		if (job->status == JOB_RETRYING)
 			say(call, ", when attempt %d of %d may start", job->attempt + 1, job->max_attempts);
 		say(call, "; call idemq.retry(%lld) to make it ready now", (long long) job->id);
 	}
 }
 
-/* Says which attempt it is, and who is on it. */
+/* Says which attempt is running, and which worker and session have claimed it; pid 0: unknown. */
 static void
 say_attempt(WhyCall *call, int pid)
 {
@@ -423,20 +422,20 @@ say_attempt(WhyCall *call, int pid)
 		say(call, ", claimed by pid %d", pid);
 }
 
-/* Says how long the lease lasts, or what follows when it is over. */
+/* Says until when the lease lasts, or what follows because it has expired. */
 static void
 say_deadline(WhyCall *call, TimestampTz deadline)
 {
 	if (deadline > call->now)
-		say(call, ", lease expires at %s", at(deadline));
+		say(call, ", lease expires at %s", time_text(deadline));
 	else
 		say(call,
 			"; its lease expired at %s without a heartbeat: the next claim from queue \"%s\", or "
 			"idemq.reap('%s'), will reclaim the job",
-			at(deadline), call->queue.name, call->queue.name);
+			time_text(deadline), call->queue.name, call->queue.name);
 }
 
-/* Says who works on a running job, and until when. */
+/* Says which session runs the job, and until when. */
 static void
 say_running(WhyCall *call)
 {
@@ -467,7 +466,7 @@ say_running(WhyCall *call)
 		say_deadline(call, idemq_timestamp_from_mono(lease.deadline));
 		if (lease.limit < PG_INT64_MAX && lease.deadline > idemq_mono_now())
 			say(call, ", and job_timeout does not allow the lease to be extended beyond %s",
-				at(idemq_timestamp_from_mono(lease.limit)));
+				time_text(idemq_timestamp_from_mono(lease.limit)));
 		if (lease.cancels > 0)
 			say(call, "; a transaction that is cancelling the job is waiting for the worker's "
 					  "transaction, and the worker's heartbeats return cancelled");
@@ -476,15 +475,15 @@ say_running(WhyCall *call)
 		say(call, " (attached: the lease also ends when that session ends)");
 }
 
-/* Says when a job that others wait for is due, unless it is due already. */
+/* Says when the job that this one waits behind is due, unless it is due already. */
 static void
 say_due(WhyCall *call, TimestampTz due)
 {
 	if (due > call->now)
-		say(call, " and not due before %s", at(due));
+		say(call, " and not due before %s", time_text(due));
 }
 
-/* Says which job of its group a blocked job waits behind. */
+/* Says that a blocked job waits behind another job of its group. */
 static void
 say_head(WhyCall *call, const Job *head)
 {
@@ -500,7 +499,7 @@ say_head(WhyCall *call, const Job *head)
 		say(call, ": see idemq.why(%lld)", (long long) head->id);
 }
 
-/* Says what a job that is blocked waits for: a parent, or other jobs of its group. */
+/* Says what a blocked job is waiting for: a parent, or other jobs of its group. */
 static void
 say_blocked(WhyCall *call)
 {
@@ -514,7 +513,7 @@ say_blocked(WhyCall *call)
 
 	if (job->row->tts_isnull[COL_GROUP_KEY])
 	{
-		say(call, "%s", call->rows[ROWS_PARENT]);
+		say_text(call, call->rows.parent);
 		return;
 	}
 	if (say_group_paused(call))
@@ -528,7 +527,7 @@ say_blocked(WhyCall *call)
 			say(call, "waits %s behind job %lld, which is the next to be claimed",
 				idemq_is_no_group(name) ? "among the jobs without a group" : "in its group",
 				(long long) permits.next);
-			/* The count ends with that job, in the order of their times. */
+			/* Permits are counted in order of ready_at, so this is the ready_at of that job. */
 			say_due(call, permits.last);
 			say(call, ": see idemq.why(%lld)", (long long) permits.next);
 			return;
@@ -545,21 +544,23 @@ say_blocked(WhyCall *call)
 	else
 		found = idemq_jobs_group_first(&call->table, queue->id, name, &head);
 	if (!found)
-		return; /* cannot be: it would find the job itself */
+		return; /* cannot happen, because it would find at least this job */
 	if (head.id != id)
 		say_head(call, &head);
-	else if (!say_held(call)) /* of its row as it was fetched last */
+	else if (!say_held(call))
 		say(call,
 			"is next in its group: the background worker or the next claim will make it pending");
 }
 
+/* Says why a job is in its present status. */
 static void
 say_why(WhyCall *call)
 {
 	bool finished = job_status_is_finished(call->job.status);
 	const Following *following = idemq_following();
+	Datum args[] = {Int64GetDatum(call->job.id), TimestampTzGetDatum(call->now)};
 
-	fill_rows(call);
+	(void) idemq_spi_row(&read_rows, args, &call->rows, sizeof(call->rows));
 	if (!finished)
 		say(call, "%s: ", idemq_status_name(call->job.status));
 	if (!finished && idemq_follows())
@@ -569,7 +570,7 @@ say_why(WhyCall *call)
 			"publisher; no worker can claim the job here before idemq.take_over() is called",
 			following->switched_on ? "has been following another database since "
 								   : "follows another database",
-			following->switched_on ? at(following->since) : "");
+			following->switched_on ? time_text(following->since) : "");
 		return;
 	}
 	switch (call->job.status)
@@ -590,7 +591,7 @@ say_why(WhyCall *call)
 			say_finished(call);
 			break;
 	}
-	say(call, "%s", call->rows[ROWS_STEPS]);
+	say_text(call, call->rows.steps);
 	if (RecoveryInProgress() && !finished)
 		say(call,
 			"; this is a standby: leases, limits and workers are known only on the primary, so "

@@ -1,10 +1,10 @@
 /*
  * schedule/calendar.c
- *		A cron expression in its time zone, or an interval: the SQL functions next_tick, last_tick,
- *		next_run and due_at.
+ *		When a schedule has ticks, and when it must run: the SQL functions next_tick, last_tick,
+ *		next_run, due_at and interval_seconds.
  *
- * Times here come from the wall clock (idemq_wall_now), not from idemq_now(), because a calendar
- * follows the wall clock.
+ * Times come from the wall clock (idemq_wall_now) rather than from idemq_now(), because expressions
+ * refer to wall-clock time.
  */
 #include "postgres.h"
 
@@ -15,7 +15,10 @@
 #include "base/base.h"
 #include "schedule/schedule.h"
 
-/* A clock that was set back by no more is waited for; in sql/parts/80_schedules.sql too. */
+/*
+ * If the clock was set back by at most this time, ticks wait; sql/parts/80_schedules.sql has it,
+ * too.
+ */
 #define CLOCK_STEP (10 * USECS_PER_MINUTE)
 
 /* A failed tick is tried again after this time, unless the next tick comes earlier. */
@@ -27,7 +30,7 @@ typedef struct Calendar
 	pg_tz *zone;
 } Calendar;
 
-/* Returns a time zone, NULL when the server knows none of that name. */
+/* Returns the time zone of that name, or NULL. */
 static pg_tz *
 find_zone(const char *name)
 {
@@ -36,27 +39,27 @@ find_zone(const char *name)
 	return zone != NULL && pg_tz_acceptable(zone) ? zone : NULL;
 }
 
-/* Returns whether the day of the month has a symbol that other programs use for the last day. */
+/* Returns whether the field of days has a symbol that other programs use for the last day. */
 static bool
 asks_for_last_day(const char *cron)
 {
-	static const char spaces[] = " \t";
+	static const char blanks[] = " \t";
+	const char *day = cron + strspn(cron, blanks);
 
 	for (int field = 0; field < 2; field++)
 	{
-		cron += strspn(cron, spaces);
-		cron += strcspn(cron, spaces);
+		day += strcspn(day, blanks);
+		day += strspn(day, blanks);
 	}
-	cron += strspn(cron, spaces);
-	for (const char *c = cron; *c != '\0' && strchr(spaces, *c) == NULL; c++)
+	for (const char *c = day; *c != '\0' && strchr(blanks, *c) == NULL; c++)
 	{
-		if ((c == cron || c[-1] == ',') && strchr("Ll$", *c) != NULL)
+		if ((c == day || c[-1] == ',') && strchr("Ll$", *c) != NULL)
 			return true;
 	}
 	return false;
 }
 
-/* Raises 22023 for an expression that cannot be read. */
+/* Raises 22023 for an invalid expression; error: from idemq_cron_parse. */
 pg_noreturn static void
 refuse_expression(const char *cron, const char *error)
 {
@@ -79,7 +82,7 @@ refuse_expression(const char *cron, const char *error)
 					  "interval, for example 'every 10 s'."));
 }
 
-/* Reads the arguments cron and time_zone, the first two; raises 22004, 22023. */
+/* Reads the first two arguments, cron and time_zone; raises 22004 and 22023. */
 static void
 read_calendar(FunctionCallInfo fcinfo, Calendar *calendar)
 {
@@ -89,7 +92,7 @@ read_calendar(FunctionCallInfo fcinfo, Calendar *calendar)
 
 	if (!idemq_cron_parse(cron, &calendar->cron, error))
 		refuse_expression(cron, error);
-	/* UTC is the default, and what its ticks are aligned to. */
+	/* UTC is the default, and the ticks of an interval are multiples of it since a time in UTC. */
 	if (calendar->cron.every > 0 && strcmp(zone, "UTC") != 0)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("an interval cannot have a time zone"),
@@ -104,7 +107,7 @@ read_calendar(FunctionCallInfo fcinfo, Calendar *calendar)
 				errhint("Pass a name from pg_timezone_names, for example 'Europe/Berlin'."));
 }
 
-/* next_tick(cron, time_zone, after) -> the first tick after it, or NULL; 22004, 22023. */
+/* next_tick(cron, time_zone, after) -> the first tick after that time, or NULL; 22004, 22023. */
 SQL_FUNCTION(idemq_sql_next_tick)
 {
 	Calendar calendar;
@@ -117,7 +120,7 @@ SQL_FUNCTION(idemq_sql_next_tick)
 	PG_RETURN_TIMESTAMPTZ(tick);
 }
 
-/* last_tick(cron, time_zone, until) -> the last tick not after it, or NULL; 22004, 22023. */
+/* last_tick(cron, time_zone, until) -> the last tick up to that time, or NULL; 22004, 22023. */
 SQL_FUNCTION(idemq_sql_last_tick)
 {
 	Calendar calendar;
@@ -131,7 +134,10 @@ SQL_FUNCTION(idemq_sql_last_tick)
 	PG_RETURN_TIMESTAMPTZ(tick);
 }
 
-/* Reads the first two arguments, which a row of idemq_internal.schedule_entries has; or false. */
+/*
+ * Reads the first two arguments, which come from a row of idemq_internal.schedule_entries.  Returns
+ * false if they are NULL or invalid.
+ */
 static bool
 read_stored(FunctionCallInfo fcinfo, Calendar *calendar)
 {
@@ -139,17 +145,20 @@ read_stored(FunctionCallInfo fcinfo, Calendar *calendar)
 
 	if (PG_ARGISNULL(0) || PG_ARGISNULL(1))
 		return false;
-	/* A time zone may have gone with an update of the server. */
+	/* An update of the server may have removed the time zone. */
 	calendar->zone = find_zone(text_to_cstring(PG_GETARG_TEXT_PP(1)));
 	return calendar->zone != NULL &&
 		   idemq_cron_parse(text_to_cstring(PG_GETARG_TEXT_PP(0)), &calendar->cron, error);
 }
 
-/* Finds the tick that is due (the last one up to now, unless it is done), or else the next one. */
+/*
+ * Finds the tick that is due, which is the last one in (done_until, now], or else the next one.
+ * Returns false if there is neither.
+ */
 static bool
 find_run(const Calendar *calendar, TimestampTz done_until, TimestampTz now, TimestampTz *tick)
 {
-	/* The clock was set back by more: ticks are repeated, and their keys prevent second jobs. */
+	/* If the clock was set back by more, ticks are repeated, and their keys prevent second jobs. */
 	if (done_until > now + CLOCK_STEP)
 		done_until = now;
 	return idemq_cron_last(&calendar->cron, calendar->zone, done_until, now, tick) ||
@@ -157,8 +166,8 @@ find_run(const Calendar *calendar, TimestampTz done_until, TimestampTz now, Time
 }
 
 /*
- * next_run(cron, time_zone, done_until) -> the tick that is due, the last one until now that is not
- * done, or else the first one to come; NULL when there is none, or the arguments cannot be read.
+ * next_run(cron, time_zone, done_until) -> the tick that is due, or else the next one; NULL if
+ * there is neither, or if an argument is invalid.
  */
 SQL_FUNCTION(idemq_sql_next_run)
 {
@@ -171,50 +180,52 @@ SQL_FUNCTION(idemq_sql_next_run)
 	PG_RETURN_TIMESTAMPTZ(tick);
 }
 
-/* interval_seconds(cron) -> the length of an interval in seconds; NULL if cron is not an interval. */
+/*
+ * interval_seconds(cron) -> the length of an interval in seconds; NULL if cron is not an interval.
+ */
 SQL_FUNCTION(idemq_sql_interval_seconds)
 {
 	char error[CRON_MAX_ERROR];
-	char *cron;
-	int seconds;
+	Cron cron;
 
-	if (PG_ARGISNULL(0))
+	if (PG_ARGISNULL(0) || !idemq_cron_parse(text_to_cstring(PG_GETARG_TEXT_PP(0)), &cron, error) ||
+		cron.every == 0)
 		PG_RETURN_NULL();
-	cron = text_to_cstring(PG_GETARG_TEXT_PP(0));
-	if (!idemq_is_every(cron) || !idemq_every_parse(cron, &seconds, error))
-		PG_RETURN_NULL();
-	PG_RETURN_INT32(seconds);
+	PG_RETURN_INT32(cron.every);
 }
 
 /*
- * due_at(cron, time_zone, done_until, failed_at, now) -> when a schedule is to be run.
+ * due_at(cron, time_zone, done_until, failed_at, now) -> when the schedule must run next.
  *
- * That is its next run.  A schedule that failed is run again with its next tick, or after RETRY_PAUSE
- * if that is earlier.  failed_at NULL: it has not failed, or must not wait.  A schedule that cannot
- * be read is run now, which raises its error; so is one whose done_until was written by a clock that
- * was ahead.  Infinity: it has no more ticks.  NULL: there is no schedule.
+ * This is the time of its next run (next_run), except:
+ *	- If its last tick failed at failed_at, the schedule runs again at its next tick, or after
+ *	  RETRY_PAUSE if that is earlier.  Pass NULL if it did not fail, or must not wait.
+ *	- If the schedule is invalid, it must run now, to raise the error.
+ *	- If done_until was written by a clock that was ahead, it must run now.
+ *	- If it has no more ticks, the result is infinity.
+ * NULL: cron, done_until or now is NULL.
  */
 SQL_FUNCTION(idemq_sql_due_at)
 {
 	bool failed = !PG_ARGISNULL(3);
 	TimestampTz failed_at = failed ? PG_GETARG_TIMESTAMPTZ(3) : 0;
-	TimestampTz again = failed_at + RETRY_PAUSE;
+	TimestampTz retry_at = failed_at + RETRY_PAUSE;
 	Calendar calendar;
 	TimestampTz done_until;
 	TimestampTz now;
 	TimestampTz tick;
-	bool is_read;
+	bool is_valid;
 
 	if (PG_ARGISNULL(0) || PG_ARGISNULL(2) || PG_ARGISNULL(4))
 		PG_RETURN_NULL();
 	done_until = PG_GETARG_TIMESTAMPTZ(2);
 	now = PG_GETARG_TIMESTAMPTZ(4);
-	is_read = read_stored(fcinfo, &calendar);
-	if (failed && is_read && idemq_cron_next(&calendar.cron, calendar.zone, failed_at, &tick))
-		again = Min(again, tick);
-	if (failed && failed_at <= now && again > now)
-		PG_RETURN_TIMESTAMPTZ(again);
-	if (!is_read || done_until > now + CLOCK_STEP)
+	is_valid = read_stored(fcinfo, &calendar);
+	if (failed && is_valid && idemq_cron_next(&calendar.cron, calendar.zone, failed_at, &tick))
+		retry_at = Min(retry_at, tick);
+	if (failed && failed_at <= now && retry_at > now)
+		PG_RETURN_TIMESTAMPTZ(retry_at);
+	if (!is_valid || done_until > now + CLOCK_STEP)
 		PG_RETURN_TIMESTAMPTZ(now);
 	if (!find_run(&calendar, done_until, now, &tick))
 		PG_RETURN_TIMESTAMPTZ(DT_NOEND);

@@ -1,27 +1,63 @@
 /*
  * schedule/cron.c
- *		Cron expressions as Vixie's cron reads them: no state, no clock, testable
- *		without a server.
+ *		Parses the expressions of schedules: cron expressions and intervals.  Pure functions, which
+ *		can be tested without a server.
  *
- * Five fields, minute, hour, day of the month, month and day of the week (0 and 7
- * are Sunday), or @hourly and the like.  A field is a list of *, numbers and
- * ranges, with steps; months and days of the week have names as well.  When both
- * days are restricted, that is, neither field begins with *, one of them is enough.
+ * A cron expression is what Vixie cron reads: five fields (minute, hour, day of month, month and
+ * day of week, where 0 and 7 are Sunday), or @hourly and similar names.  A field is a list of *,
+ * numbers and ranges, with optional steps; months and days of the week also have names.  If both
+ * fields of days are restricted, that is, if neither begins with *, then a day needs to match only
+ * one of them.
  *
- * It is stricter than Vixie's where that accepts what cannot be meant: a step must fit
- * into its field, so that "*" + "/90 * * * *" is an error and not once an hour.  Every 90 minutes is
- * an interval (schedule/every.c), which is read here, too.
+ * The parser is stricter than Vixie cron where that accepts what cannot be meant: a step must fit
+ * into its field.  So "*" + "/90 * * * *" is an error, while Vixie cron takes it for once per hour.
+ *
+ * An interval consists of the word every, a whole number and a unit, with blanks between them:
+ * "every 10 s", "every 5 min", "every 12 h".  Only the unit names in the table below are allowed,
+ * and an interval lasts from one second to one day.  We are strict because a mistake in a schedule
+ * is noticed late: "every 5 m" might mean minutes or months, and it is hard to tell from a
+ * calendar when "every 1.5 h" ticks.
+ *
+ * The ticks of an interval are its whole multiples since 1970-01-01 00:00 UTC.  Like the ticks of
+ * a cron expression, they depend only on the expression, and not on when the schedule was created
+ * or on earlier ticks.  That is why the same tick has the same key on every server, and why the
+ * ticks of "every 7 s" do not restart at midnight.  An interval has no time zone, because local
+ * time would only determine where the multiples start.
+ *
+ * Case does not matter in either form.
  */
 #include "postgres.h"
 
+#include <ctype.h>
+
 #include "schedule/schedule.h"
+
+#define EVERY_MIN 1
+#define EVERY_MAX SECS_PER_DAY
+
+static const char blanks[] = " \t";
+static const char digits[] = "0123456789";
+
+static const struct
+{
+	const char *name;
+	int seconds;
+} units[] = {{"s", 1},
+			 {"second", 1},
+			 {"seconds", 1},
+			 {"min", SECS_PER_MINUTE},
+			 {"minute", SECS_PER_MINUTE},
+			 {"minutes", SECS_PER_MINUTE},
+			 {"h", SECS_PER_HOUR},
+			 {"hour", SECS_PER_HOUR},
+			 {"hours", SECS_PER_HOUR}};
 
 typedef struct Field
 {
 	const char *name;
 	int low;
 	int high;
-	const char *const *names; /* of low and the following; NULL: numbers only */
+	const char *const *names; /* of low and the following values; NULL: numbers only */
 	int nnames;
 } Field;
 
@@ -54,15 +90,82 @@ static const struct
 				  {"@weekly", "0 0 * * 0"},	 {"@monthly", "0 0 1 * *"}, {"@yearly", "0 0 1 1 *"},
 				  {"@annually", "0 0 1 1 *"}};
 
-/* Where the parser stands, and in which field; error: what is wrong, for people. */
 typedef struct Parser
 {
-	const char *at;
+	const char *at; /* the next character */
 	const Field *field;
-	char *error;
+	char *error; /* buffer of CRON_MAX_ERROR bytes for a message */
 } Parser;
 
-/* Says what is wrong with the present field; returns false. */
+/* Returns the next word and its length, which is 0 at the end of the text; moves *at past it. */
+static const char *
+next_word(const char **at, int *length)
+{
+	const char *word = *at + strspn(*at, blanks);
+
+	*length = (int) strcspn(word, blanks);
+	*at = word + *length;
+	return word;
+}
+
+/* Returns whether an expression is an interval, even an invalid one. */
+bool
+idemq_is_every(const char *text)
+{
+	int length;
+	const char *word = next_word(&text, &length);
+
+	return length == 5 && pg_strncasecmp(word, "every", 5) == 0;
+}
+
+/* Parses an interval, for which idemq_is_every is true, into seconds; like idemq_cron_parse. */
+static bool
+parse_every(const char *text, int *seconds, char *error)
+{
+	const char *word;
+	int length;
+	int64 number;
+	int unit = 0;
+
+	(void) next_word(&text, &length);
+	word = next_word(&text, &length);
+	if (length == 0 || (int) strspn(word, digits) < length)
+	{
+		snprintf(error, CRON_MAX_ERROR, "Expected a whole number after every, not \"%.*s\"",
+				 Min(length, 20), word);
+		return false;
+	}
+	/* A larger number is out of range, whatever its unit. */
+	number = Min(strtoll(word, NULL, 10), EVERY_MAX + 1);
+	word = next_word(&text, &length);
+	for (int i = 0; i < (int) lengthof(units); i++)
+	{
+		if ((int) strlen(units[i].name) == length &&
+			pg_strncasecmp(word, units[i].name, length) == 0)
+			unit = units[i].seconds;
+	}
+	if (unit == 0)
+	{
+		snprintf(error, CRON_MAX_ERROR, "Expected s, min or h after the number, not \"%.*s\"",
+				 Min(length, 20), word);
+		return false;
+	}
+	if (number * unit < EVERY_MIN || number * unit > EVERY_MAX)
+	{
+		snprintf(error, CRON_MAX_ERROR, "The interval is not between 1 s and 24 h");
+		return false;
+	}
+	word = next_word(&text, &length);
+	if (length > 0)
+	{
+		snprintf(error, CRON_MAX_ERROR, "Syntax error at \"%.*s\"", Min(length, 20), word);
+		return false;
+	}
+	*seconds = (int) (number * unit);
+	return true;
+}
+
+/* Writes a message about the current field into the error buffer; returns false. */
 static bool fail(Parser *parser, const char *format, ...) pg_attribute_printf(2, 3);
 
 static bool
@@ -77,23 +180,11 @@ fail(Parser *parser, const char *format, ...)
 	return false;
 }
 
-static bool
-cron_is_space(char c)
-{
-	return c == ' ' || c == '\t';
-}
-
-static bool
-cron_is_letter(char c)
-{
-	return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-}
-
-/* Reads a number of up to six digits. */
+/* Reads a number of at most six digits. */
 static bool
 read_digits(Parser *parser, int *value)
 {
-	int length = (int) strspn(parser->at, "0123456789");
+	int length = (int) strspn(parser->at, digits);
 
 	if (length == 0)
 		return fail(parser, "expected a number before \"%.20s\"", parser->at);
@@ -105,12 +196,11 @@ read_digits(Parser *parser, int *value)
 	return true;
 }
 
-/* Reads a number of the field's range, or a name. */
+/* Reads a number in the range of the field, or a name. */
 static bool
 cron_read_value(Parser *parser, int *value)
 {
 	const Field *field = parser->field;
-	/* Up to the character that ends a value. */
 	int length = (int) strcspn(parser->at, " \t,-/*");
 
 	for (int i = 0; length == 3 && i < field->nnames; i++)
@@ -122,7 +212,7 @@ cron_read_value(Parser *parser, int *value)
 			return true;
 		}
 	}
-	if (cron_is_letter(*parser->at))
+	if (isalpha((unsigned char) *parser->at))
 		return fail(parser, "%.*s is not a number%s", Min(length, 20), parser->at,
 					field->nnames > 0 ? " or the first three letters of a name" : "");
 	if (!read_digits(parser, value))
@@ -132,7 +222,7 @@ cron_read_value(Parser *parser, int *value)
 	return true;
 }
 
-/* Reads a value, or * or a range, perhaps with a step, and adds it to a set. */
+/* Reads a value, or * or a range with an optional step, and adds its values to a set. */
 static bool
 read_item(Parser *parser, uint64 *set)
 {
@@ -175,14 +265,12 @@ read_item(Parser *parser, uint64 *set)
 	return true;
 }
 
-/* Reads a field into a set; any: whether it begins with *. */
+/* Reads a field into an empty set; *any: the field begins with *. */
 static bool
 cron_read_field(Parser *parser, const Field *field, uint64 *set, bool *any)
 {
 	parser->field = field;
-	*set = 0;
-	while (cron_is_space(*parser->at))
-		parser->at++;
+	parser->at += strspn(parser->at, blanks);
 	if (*parser->at == '\0')
 		return fail(parser, "the field is missing");
 	*any = *parser->at == '*';
@@ -194,52 +282,51 @@ cron_read_field(Parser *parser, const Field *field, uint64 *set, bool *any)
 			break;
 		parser->at++;
 	}
-	if (*parser->at != '\0' && !cron_is_space(*parser->at))
+	if (strcspn(parser->at, blanks) > 0)
 		return fail(parser, "syntax error at \"%.20s\"", parser->at);
 	return true;
 }
 
-/* Returns the five fields that a shorthand stands for; the text itself when it is none. */
+/* Returns the five fields that a shorthand stands for; the text itself if it is not a shorthand. */
 static const char *
-expand(const char *text)
+expand_shorthand(const char *text)
 {
-	size_t length;
+	const char *rest = text;
+	int length;
+	const char *word = next_word(&rest, &length);
 
-	while (cron_is_space(*text))
-		text++;
-	length = strcspn(text, " \t");
 	for (int i = 0; i < (int) lengthof(shorthands); i++)
 	{
-		if (strlen(shorthands[i].name) == length &&
-			pg_strncasecmp(text, shorthands[i].name, length) == 0 &&
-			text[length + strspn(text + length, " \t")] == '\0')
+		if ((int) strlen(shorthands[i].name) == length &&
+			pg_strncasecmp(word, shorthands[i].name, length) == 0 &&
+			rest[strspn(rest, blanks)] == '\0')
 			return shorthands[i].text;
 	}
-	return text;
+	return word;
 }
 
 /*
- * Reads a cron expression, or an interval.  Returns false, and what is wrong in error, which has
- * CRON_MAX_ERROR bytes.
+ * Parses an expression.  Returns false if it is invalid, and writes the reason into error, a buffer
+ * of CRON_MAX_ERROR bytes.
  */
 bool
 idemq_cron_parse(const char *text, Cron *cron, char *error)
 {
-	Parser parser = {.at = expand(text), .error = error};
+	Parser parser = {.at = expand_shorthand(text), .error = error};
 	bool ignored;
 
 	memset(cron, 0, sizeof(*cron));
-	/* Only ASCII: the quotes below may be cut anywhere, but not within a character. */
+	/* Only ASCII, because a message cuts off what it quotes, which must not split a character. */
 	for (const char *c = text; *c != '\0'; c++)
 	{
-		if (!cron_is_space(*c) && (*c <= ' ' || *c > '~'))
+		if (*c != '\t' && (*c < ' ' || *c > '~'))
 		{
 			snprintf(error, CRON_MAX_ERROR, "syntax error at byte %d", (int) (c - text) + 1);
 			return false;
 		}
 	}
 	if (idemq_is_every(text))
-		return idemq_every_parse(text, &cron->every, error);
+		return parse_every(text, &cron->every, error);
 	if (*parser.at == '@')
 	{
 		snprintf(error, CRON_MAX_ERROR, "%.20s is not recognized", parser.at);
@@ -251,36 +338,14 @@ idemq_cron_parse(const char *text, Cron *cron, char *error)
 		!cron_read_field(&parser, &fields[FIELD_MONTH], &cron->months, &ignored) ||
 		!cron_read_field(&parser, &fields[FIELD_WEEKDAY], &cron->weekdays, &cron->any_weekday))
 		return false;
-	while (cron_is_space(*parser.at))
-		parser.at++;
+	parser.at += strspn(parser.at, blanks);
 	if (*parser.at != '\0')
 	{
 		snprintf(error, CRON_MAX_ERROR, "too many fields (expected five): \"%.20s\"", parser.at);
 		return false;
 	}
-	/* Sunday is 0, and 7. */
+	/* 7 is Sunday, as is 0. */
 	if (cron->weekdays & (UINT64CONST(1) << 7))
 		cron->weekdays = (cron->weekdays | 1) & 0x7F;
 	return true;
-}
-
-/* Returns whether a day has ticks, if its month, day and weekday (0: Sunday) are these. */
-bool
-idemq_cron_has_day(const Cron *cron, int month, int day, int weekday)
-{
-	bool by_day = (cron->days >> day & 1) != 0;
-	bool by_weekday = (cron->weekdays >> weekday & 1) != 0;
-
-	if ((cron->months >> month & 1) == 0)
-		return false;
-	if (cron->any_day || cron->any_weekday)
-		return by_day && by_weekday;
-	return by_day || by_weekday;
-}
-
-/* Returns whether an expression goes by the minutes of every hour. */
-bool
-idemq_cron_every_hour(const Cron *cron)
-{
-	return cron->hours == (UINT64CONST(1) << 24) - 1;
 }

@@ -1,22 +1,23 @@
 /*
  * schedule/cron_times.c
- *		The instants at which an expression has ticks in a time zone: arithmetic with
- *		PostgreSQL's time zone library, no state, no clock.  Those of an interval
- *		(schedule/every.c) are in no time zone.
+ *		The instants at which an expression has ticks, in a time zone.  Arithmetic with PostgreSQL's
+ *		time zone library: no state and no clock.
  *
- * Where the local clock jumps (the start and end of daylight saving time), this is
- * what Vixie's cron documents, made exact:
+ * Where the local clock jumps (at the start and end of daylight saving time), we do what Vixie cron
+ * documents, but define it exactly:
  *
- *		a fixed hour ("30 2 * * *", any hour field but *): once for each day.  A time
- *			that the clock skips is the instant of the jump; several of them are one
- *			tick.  A time that comes twice counts the first time.
- *		every hour ("30 * * * *", "*" + "/10 * * * *"): by the minutes that the clock
- *			shows.  A minute that it skips has no tick, one that it shows twice has two,
- *			so that the distance between ticks stays what it is.
+ *		fixed hours ("30 2 * * *", any field of hours but *): one tick per matching local time and
+ *		day.
+ *			If the clock skips a time, its tick is at the instant of the jump; several skipped
+ *			times make one tick.  If the clock shows a time twice, only the first counts.
+ *		every hour ("30 * * * *", "*" + "/10 * * * *"): ticks follow the minutes that the clock
+ *		shows.
+ *			A minute that the clock skips has no tick, and a minute that it shows twice has two, so
+ *			the time between ticks does not change.
  *
- * A day is searched as a whole.  Where the clock falls back over midnight, its ticks may lie
- * before those of the day before: so the next day in the direction of the search is always
- * searched too.
+ * Ticks are searched for one local day at a time.  If the clock falls back over midnight, a day
+ * may have ticks before those of the previous day.  Therefore, when a tick has been found, the
+ * next day in the direction of the search is searched as well.
  */
 #include "postgres.h"
 
@@ -25,18 +26,21 @@
 
 #include "schedule/schedule.h"
 
-/* The longest pause there can be: a February 29 on a given weekday, over a year 2100. */
+/*
+ * Ticks can be 40 years apart: February 29 on a certain weekday, if 2100, which is not a leap year,
+ * is in between.
+ */
 #define SEARCHED_DAYS (41 * 366)
 #define SECS_PER_TICK 60
-/* A zone is at most 16 hours off: so much around a local day covers it. */
+/* Covers the offset of any time zone, which is at most 16 hours, on either side of a local day. */
 #define DAY_MARGIN (2 * SECS_PER_DAY)
 #define MAX_SEGMENTS 16
 
-/* Years of four digits: a key shows no others. */
+/* The key of a tick has a year of four digits. */
 #define FIRST_YEAR 1
 #define LAST_YEAR 9999
 
-/* From begin until just before end (seconds since 1970) the local clock is ahead by offset. */
+/* In [begin, end), in seconds since 1970, local time is UTC plus offset seconds. */
 typedef struct Segment
 {
 	pg_time_t begin;
@@ -44,7 +48,7 @@ typedef struct Segment
 	long offset;
 } Segment;
 
-/* What is searched for: the first or the last instant in (after, until]. */
+/* A search for the first or the last tick in (after, until]. */
 typedef struct Search
 {
 	const Cron *cron;
@@ -53,11 +57,12 @@ typedef struct Search
 	pg_time_t until;
 	bool want_last;
 	bool found;
-	pg_time_t best;
+	pg_time_t best; /* the result so far, if found */
 } Search;
 
+/* Takes an instant as the result, if it is in the interval and better than the result so far. */
 static void
-cron_consider(Search *search, pg_time_t instant)
+search_consider(Search *search, pg_time_t instant)
 {
 	if (instant <= search->after || instant > search->until)
 		return;
@@ -66,7 +71,10 @@ cron_consider(Search *search, pg_time_t instant)
 	search->found = true;
 }
 
-/* Fills in the segments around a local day; returns how many. */
+/*
+ * Fills in the segments around a local day, whose midnight is given as if it were UTC; returns how
+ * many there are.
+ */
 static int
 read_segments(pg_tz *zone, pg_time_t midnight, Segment *segments)
 {
@@ -94,7 +102,9 @@ read_segments(pg_tz *zone, pg_time_t midnight, Segment *segments)
 	return n;
 }
 
-/* Considers the instants at which the local clock shows a time (seconds as if it were UTC). */
+/*
+ * Considers the instants at which the local clock shows a time, which is given as if it were UTC.
+ */
 static void
 consider_local(Search *search, const Segment *segments, int n, pg_time_t local, bool every_hour)
 {
@@ -104,18 +114,32 @@ consider_local(Search *search, const Segment *segments, int n, pg_time_t local, 
 
 		if (instant >= segments[i].begin && instant < segments[i].end)
 		{
-			cron_consider(search, instant);
+			search_consider(search, instant);
 			if (!every_hour)
 				return;
 		}
 		else if (!every_hour && i > 0 && instant < segments[i].begin &&
 				 local - segments[i - 1].offset >= segments[i].begin)
 		{
-			/* The jump with which this segment begins skips it. */
-			cron_consider(search, segments[i].begin);
+			/* The clock skips this time where the segment begins. */
+			search_consider(search, segments[i].begin);
 			return;
 		}
 	}
+}
+
+/* Returns whether an expression has ticks on a day; weekday 0 is Sunday. */
+static bool
+has_day(const Cron *cron, int month, int day, int weekday)
+{
+	bool by_day = (cron->days >> day & 1) != 0;
+	bool by_weekday = (cron->weekdays >> weekday & 1) != 0;
+
+	if ((cron->months >> month & 1) == 0)
+		return false;
+	if (cron->any_day || cron->any_weekday)
+		return by_day && by_weekday;
+	return by_day || by_weekday;
 }
 
 /* Considers the ticks of a local day. */
@@ -123,7 +147,7 @@ static void
 search_day(Search *search, int julian)
 {
 	pg_time_t midnight = ((pg_time_t) julian - UNIX_EPOCH_JDATE) * SECS_PER_DAY;
-	bool every_hour = idemq_cron_every_hour(search->cron);
+	bool every_hour = search->cron->hours == (UINT64CONST(1) << 24) - 1;
 	Segment segments[MAX_SEGMENTS];
 	int year;
 	int month;
@@ -131,7 +155,7 @@ search_day(Search *search, int julian)
 	int n;
 
 	j2date(julian, &year, &month, &day);
-	if (!idemq_cron_has_day(search->cron, month, day, j2day(julian)))
+	if (!has_day(search->cron, month, day, j2day(julian)))
 		return;
 	n = read_segments(search->zone, midnight, segments);
 	for (int minute = 0; minute < MINS_PER_HOUR * HOURS_PER_DAY; minute++)
@@ -142,7 +166,7 @@ search_day(Search *search, int julian)
 	}
 }
 
-/* Returns the day that the local clock shows at an instant, as a Julian day. */
+/* Returns the local date at an instant, as a Julian day. */
 static int
 local_day(pg_time_t instant, pg_tz *zone)
 {
@@ -153,7 +177,10 @@ local_day(pg_time_t instant, pg_tz *zone)
 	return date2j(tm->tm_year + 1900, tm->tm_mon + 1, tm->tm_mday);
 }
 
-/* Searches days, from one to another, in either direction; one more after it has found a tick. */
+/*
+ * Searches local days (Julian days), in the direction of the search, until one day after it has
+ * found a tick.  Returns whether it has found one.
+ */
 static bool
 search_days(Search *search, int from, int to)
 {
@@ -170,7 +197,7 @@ search_days(Search *search, int from, int to)
 	return search->found;
 }
 
-/* Returns seconds since 1970, rounded down. */
+/* Returns a time in seconds since 1970, rounded down. */
 static pg_time_t
 to_seconds(TimestampTz time)
 {
@@ -179,6 +206,7 @@ to_seconds(TimestampTz time)
 	return seconds + ((pg_time_t) POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * SECS_PER_DAY;
 }
 
+/* Returns whether ticks near a time have keys with years of four digits. */
 static bool
 is_searchable(TimestampTz time)
 {
@@ -209,8 +237,8 @@ round_down(pg_time_t instant, int every)
 }
 
 /*
- * Finds the first tick after an instant; false when there is none in 41 years, or when years
- * do not have four digits.
+ * Finds the first tick after a time.  Returns false if there is none within 41 years, or before
+ * the year 9999.
  */
 bool
 idemq_cron_next(const Cron *cron, pg_tz *zone, TimestampTz after, TimestampTz *tick)
@@ -233,7 +261,10 @@ idemq_cron_next(const Cron *cron, pg_tz *zone, TimestampTz after, TimestampTz *t
 	return true;
 }
 
-/* Finds the last tick after one instant and not after another; false when there is none. */
+/*
+ * Finds the last tick in (after, until].  Returns false if there is none; if after is infinite, the
+ * search goes back 41 years.
+ */
 bool
 idemq_cron_last(const Cron *cron, pg_tz *zone, TimestampTz after, TimestampTz until,
 				TimestampTz *tick)

@@ -12,42 +12,32 @@
 #include "shared/queue_states/queue_states.h"
 
 /*
- * every.c
- *		Intervals: "every 10 s".
- */
-
-extern bool idemq_is_every(const char *text);
-extern bool idemq_every_parse(const char *text, int *seconds, char *error);
-
-/*
  * cron.c
- *		Cron expressions: which days and minutes, and at which instants that is.
+ *		Parses cron expressions, and intervals such as "every 10 s".
  */
 
-#define CRON_MAX_TEXT 1024 /* bytes */
-#define CRON_MAX_ERROR 200 /* bytes of what is wrong, with its end */
+#define CRON_MAX_TEXT 1024 /* bytes of an expression */
+#define CRON_MAX_ERROR 200 /* bytes of an error message, including the terminating zero */
 
-/* A set of minutes by the local clock, bit n stands for the value n; or an interval. */
+/* An expression: an interval, or sets of local times, in which bit n stands for the value n. */
 typedef struct Cron
 {
-	int every; /* seconds of the interval; 0: the sets below */
+	int every; /* seconds of the interval; 0: not an interval */
 	uint64 minutes;
 	uint64 hours;
 	uint64 days;	 /* of the month, from 1 */
 	uint64 months;	 /* from 1 */
 	uint64 weekdays; /* 0: Sunday */
-	bool any_day;	 /* its field began with *: then a day has to fit both fields of days */
+	bool any_day;	 /* its field begins with *: then a day must match both fields of days */
 	bool any_weekday;
 } Cron;
 
+extern bool idemq_is_every(const char *text);
 extern bool idemq_cron_parse(const char *text, Cron *cron, char *error);
-extern bool idemq_cron_has_day(const Cron *cron, int month, int day, int weekday);
-extern bool idemq_cron_every_hour(const Cron *cron);
 
 /*
  * cron_times.c
- *		The instants at which an expression has ticks in a time zone: arithmetic
- *		with PostgreSQL's time zone library, no state, no clock.
+ *		The instants at which an expression has ticks.
  */
 
 extern bool idemq_cron_next(const Cron *cron, pg_tz *zone, TimestampTz after, TimestampTz *tick);
@@ -55,8 +45,8 @@ extern bool idemq_cron_last(const Cron *cron, pg_tz *zone, TimestampTz after, Ti
 							TimestampTz *tick);
 
 /*
- * worker_tick.c
- *		Ticks of schedules, by the background worker.
+ * tick.c
+ *		Enqueues the ticks that are due.
  */
 
 extern void idemq_tick_begin(void);

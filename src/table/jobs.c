@@ -14,7 +14,7 @@
  *
  * Locks: a call that only reads takes AccessShareLock on the table, one that may write
  * RowExclusiveLock, kept to the end of the transaction as for any query.  A call that might
- * have written and has not gives its lock back: hooks/prepared.c and observe/check.c take
+ * have written and has not gives its lock back: hooks/utility.c and observe/check.c take
  * a session that holds it for a writer.  An index's lock is released before the table's, or kept
  * with it: kept alone it would let a REINDEX that has locked the table and this transaction's
  * next write wait for each other.

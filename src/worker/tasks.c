@@ -10,7 +10,7 @@
  *					(worker/waking.c)
  *		expire		cancels jobs that were not claimed in time (worker/expire.c), in steps
  *		handle		starts processes for the queue's handler (worker/handle.c)
- *		tick		enqueues the ticks of schedules (schedule/worker_tick.c)
+ *		tick		enqueues the ticks of schedules (schedule/tick.c)
  *		notify		NOTIFY (worker/notify.c): what became ready, and events of single jobs
  *		announce	NOTIFY (worker/announce.c): which jobs have finished
  *		count		counts the jobs of each queue, when that is not known (queue/queue_counts.c)
