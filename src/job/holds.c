@@ -46,8 +46,8 @@
  * DUE_READY: the worker reads until when the queue is held, and has itself run again then
  * (worker/waking.c, as for the end of a pause).  A deferred job has its own entry in the ready
  * index, and becomes due like any other job.  A waiter that has found its queue held wakes at the
- * end of the hold by itself, even without a worker.  After idemq.resume all waiters look again, and
- * the held groups are marked, so that their jobs become due.
+ * end of the hold by itself, even without a worker.  After idemq.resume all waiters look again;
+ * resume itself makes the jobs of held groups due.
  *
  * If no job of a group is ever claimed again, retention deletes the group's rows, once no call can
  * be refused because of them.  It also deletes rows of queues, apart from the last one, since claims
@@ -91,7 +91,7 @@ static SqlStatement end_all =
 	{.latest = true,
 	 .text = "WITH ended AS (UPDATE idemq_internal.hold_entries SET until = $2 WHERE queue_id = $1 "
 			 "AND until > $2 AND ($3 IS NULL OR group_key = $3) RETURNING group_key) "
-			 "SELECT coalesce(group_key, '') FROM ended GROUP BY 1",
+			 "SELECT FROM ended GROUP BY group_key",
 	 .types = {INT4OID, TIMESTAMPTZOID, TEXTOID}};
 
 /* Returns a group as find_hold names it; a group of 0 is the whole queue. */
@@ -133,22 +133,20 @@ idemq_group_held_until(const QueueInfo *queue, Datum name)
 }
 
 /*
- * Returns whether a hold of its group keeps a fetched job from starting.  If so, sets charge->next
- * to the time at which to try again, and charges nothing.
+ * Returns the time until which a hold of its group keeps a fetched job from starting, DT_NOBEGIN if
+ * none does.  *was_held: the group has a hold that has ended.
  */
-bool
-idemq_group_holds_back(const QueueInfo *queue, const Job *job, GroupCharge *charge)
+TimestampTz
+idemq_group_holds_back(const QueueInfo *queue, const Job *job, bool *was_held)
 {
 	Hold hold;
 
-	charge->was_held = false;
+	*was_held = false;
 	if (likely(!queue->has_group_holds) || !has_group(job) ||
 		!idemq_hold_find(queue, job_value(job, COL_GROUP_KEY), &hold))
-		return false;
-	charge->charged = false;
-	charge->next = hold.until;
-	charge->was_held = hold.until <= idemq_now();
-	return !charge->was_held;
+		return DT_NOBEGIN;
+	*was_held = hold.until <= idemq_now();
+	return *was_held ? DT_NOBEGIN : hold.until;
 }
 
 /* Deletes the rows of holds that ended before a job was claimed. */
@@ -162,12 +160,12 @@ forget_ended(const QueueInfo *queue, Datum group, TimestampTz claimed_at)
 
 /*
  * Called after a claim whose row this transaction has written: the next hold of the job's queue and
- * group may now begin.  charge must be as idemq_group_holds_back left it.  The queue's rows are
+ * group may now begin.  was_held must be as idemq_group_holds_back left it.  The queue's rows are
  * deleted once per subtransaction, regardless of how many jobs it claims, unless another hold has
  * ended since.
  */
 void
-idemq_holds_note_claim(const QueueInfo *queue, const Job *job, const GroupCharge *charge,
+idemq_holds_note_claim(const QueueInfo *queue, const Job *job, bool was_held,
 					   TimestampTz claimed_at)
 {
 	static TransactionId told_in = InvalidTransactionId;
@@ -175,7 +173,7 @@ idemq_holds_note_claim(const QueueInfo *queue, const Job *job, const GroupCharge
 	static int32 told_of = 0;
 	static TimestampTz told_until = DT_NOBEGIN;
 
-	if (likely(queue->held_until == DT_NOBEGIN && !charge->was_held))
+	if (likely(queue->held_until == DT_NOBEGIN && !was_held))
 		return;
 	if (IsolationUsesXactSnapshot())
 		return;
@@ -189,7 +187,7 @@ idemq_holds_note_claim(const QueueInfo *queue, const Job *job, const GroupCharge
 		told_of = queue->id;
 		told_until = queue->held_until;
 	}
-	if (charge->was_held)
+	if (was_held)
 		forget_ended(queue, job_value(job, COL_GROUP_KEY), claimed_at);
 }
 
@@ -292,28 +290,16 @@ idemq_hold_begin(const Attempt *attempt, Datum group, TimestampTz now, Timestamp
 
 /*
  * Ends the holds of a group, or, if group is 0, of a queue and all of its groups, for idemq.resume;
- * returns how many.  After the commit the groups are checked: a job that waits for the end of a hold
- * becomes due.  May wait for another call of idemq.resume.
+ * returns how many.  The jobs that wait for the end of a group's hold become due.  May wait for
+ * another call of idemq.resume.
  */
 int
 idemq_holds_end(int32 queue_id, Datum group)
 {
 	Datum values[] = {Int32GetDatum(queue_id), TimestampTzGetDatum(idemq_now()), group};
-	QueueInfo queue;
-	SqlScope scope;
-	uint64 ended;
+	int ended = (int) idemq_spi_do(&end_all, values, NULL);
 
-	if (!idemq_queue_by_id(queue_id, &queue))
-		return 0;
-	idemq_spi_begin(&scope);
-	ended = idemq_spi_run(&end_all, values, NULL);
-	for (uint64 i = 0; i < ended; i++)
-	{
-		Datum name = idemq_spi_value(i, 1, NULL);
-
-		if (VARSIZE_ANY_EXHDR(DatumGetPointer(name)) > 0)
-			idemq_pending_groups_note(queue.qstate, queue_id, name, GROUP_KEEP_LOW_WATER);
-	}
-	idemq_spi_end(&scope);
-	return (int) ended;
+	if (ended > 0)
+		idemq_group_rate_waits_end(queue_id, group);
+	return ended;
 }

@@ -361,23 +361,12 @@ extern bool idemq_promote_group(const QueueInfo *queue, Datum name);
  *		group_rate_limit: how many jobs of a group may be started in group_rate_period.
  */
 
-/* What a start has taken from its group's rate. */
-typedef struct GroupCharge
-{
-	bool charged;	  /* false: there was nothing to take */
-	TimestampTz next; /* for a start that is refused: when to try again */
-	bool was_held;	  /* its group had a hold that has ended (job/holds.c) */
-	BucketCharge bucket;
-} GroupCharge;
-
+extern bool idemq_group_has_rate_limit(const QueueInfo *queue, Datum group);
 extern int64 idemq_starts_known_since(const QueueInfo *queue);
-extern bool idemq_group_rate_limit_take(const QueueInfo *queue, const Job *job,
-										GroupCharge *charge);
-extern void idemq_group_rate_limit_undo(const QueueInfo *queue, const Job *job,
-										const GroupCharge *charge);
-extern bool idemq_group_start_is_sooner(const QueueInfo *queue, const Job *job, TimestampTz *until);
+extern TimestampTz idemq_group_rate_limit_take(const QueueInfo *queue, Datum name);
 extern TimestampTz idemq_group_rate_limit_next(const QueueInfo *queue, Datum name);
 extern TimestampTz idemq_group_next_start(const QueueInfo *queue, Datum name);
+extern void idemq_group_rate_waits_end(int32 queue_id, Datum name);
 extern JobWrite idemq_job_defer_until(JobsTable *table, const Job *job, const QueueInfo *queue,
 									  TimestampTz until);
 
@@ -611,9 +600,9 @@ typedef struct Hold
 
 extern bool idemq_hold_find(const QueueInfo *queue, Datum group, Hold *hold);
 extern TimestampTz idemq_group_held_until(const QueueInfo *queue, Datum name);
-extern bool idemq_group_holds_back(const QueueInfo *queue, const Job *job, GroupCharge *charge);
-extern void idemq_holds_note_claim(const QueueInfo *queue, const Job *job,
-								   const GroupCharge *charge, TimestampTz claimed_at);
+extern TimestampTz idemq_group_holds_back(const QueueInfo *queue, const Job *job, bool *was_held);
+extern void idemq_holds_note_claim(const QueueInfo *queue, const Job *job, bool was_held,
+								   TimestampTz claimed_at);
 extern TimestampTz idemq_hold_begin(const Attempt *attempt, Datum group, TimestampTz now,
 									TimestampTz until);
 extern int idemq_holds_end(int32 queue_id, Datum group);
@@ -659,7 +648,6 @@ typedef enum Promotion
 {
 	PROMOTED,			/* there is a pending job now, which is not committed yet */
 	PROMOTED_FOR_LATER, /* the same, but it is not due yet; or what it waits for was written */
-	HASTENED,			/* its next job was waiting for a later time, and is due now */
 	JOINED,				/* a child has joined its group, which is to be promoted next */
 	AT_LIMIT,			/* all permits of its group are taken, and there is a next job */
 	HAS_HEAD,			/* there is nothing to do until it is marked again */

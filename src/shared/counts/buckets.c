@@ -9,8 +9,7 @@
  * those are removed at once.
  *
  * The buckets of group_rate_limit (job/group_rate_limit.c) are among them.  If one is not there, as
- * after a restart, the caller says when it counted as used up.  A charge for a start that was not
- * made is taken back.
+ * after a restart, the caller says when it counted as used up.
  *
  * No holder gets the whole table: a holder, which is the groups of a queue, or admit in a database,
  * has half of it at most.  And no holder needs it: while there is no room, the names of a holder
@@ -372,7 +371,6 @@ use_bucket(BucketCharge *charge, const Address *at, const RateLimit *limit, Buck
 	int64 window = idemq_rate_window(limit);
 	int64 now = now_ns();
 
-	charge->is_shared = bucket == NULL;
 	if (bucket != NULL || use != CHARGE_OWN)
 	{
 		RateState asked;
@@ -423,22 +421,6 @@ idemq_bucket_ask(const BucketName *name, const RateLimit *limit, BucketCharge *c
 	Address at = address_of(name);
 
 	(void) use_bucket(charge, &at, limit, ASK);
-}
-
-/* Takes back a charge for a start that was not made; one of a cell stays. */
-void
-idemq_bucket_undo(const BucketName *name, const RateLimit *limit, const BucketCharge *charge)
-{
-	Address at = address_of(name);
-	Bucket *bucket = lock_bucket(&at);
-
-	if (bucket != NULL && !charge->is_shared)
-	{
-		SpinLockAcquire(&bucket->mutex);
-		idemq_rate_undo(limit, &bucket->rate, &charge->answer);
-		SpinLockRelease(&bucket->mutex);
-	}
-	LWLockRelease(at.lock);
 }
 
 TableUsage

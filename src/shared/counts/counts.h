@@ -203,12 +203,11 @@ typedef struct BucketName
 	int length; /* bytes of the name */
 } BucketName;
 
-/* A charge of one to a bucket, which can be taken back. */
+/* A charge of one to a bucket. */
 typedef struct BucketCharge
 {
 	int64 used_up_at; /* ns of the monotonic clock: the limit counts as used up then; 0: never */
 	int qstate_index; /* index of the queue's */
-	bool is_shared;	  /* there was no room for a bucket: it is what names without one share */
 	RateAnswer answer;
 } BucketCharge;
 
@@ -219,8 +218,6 @@ extern void idemq_bucket_call(const BucketName *name, const RateLimit *limit, in
 extern void idemq_bucket_charge(const BucketName *name, const RateLimit *limit,
 								BucketCharge *charge);
 extern void idemq_bucket_ask(const BucketName *name, const RateLimit *limit, BucketCharge *charge);
-extern void idemq_bucket_undo(const BucketName *name, const RateLimit *limit,
-							  const BucketCharge *charge);
 extern TableUsage idemq_buckets_usage(void);
 extern void idemq_buckets_forget_database(Oid database);
 extern void idemq_buckets_forget_queue(int qstate_index);
