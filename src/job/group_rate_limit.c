@@ -29,7 +29,8 @@
  * idemq.resume has ended the hold.  So alter_queue makes the jobs of its queue that wait for the
  * rate due, and resume those of the groups whose hold it ends (idemq_group_rate_waits_end).  A claim
  * defers them again if they are still too soon.  A job that another transaction is deferring at that
- * time, by the former rate or hold, keeps its time: it starts later than it could.
+ * time, by the former rate or hold, keeps its time: it starts later than it could.  Another call of
+ * alter_queue or resume makes it due.
  *
  * A flag of the row says that a job waits for the rate, and for nothing else (JOB_RATE_LIMITED).
  * The head of a group that uses no permits has in run_at the time when it was due.

@@ -47,7 +47,7 @@
  * (worker/waking.c, as for the end of a pause).  A deferred job has its own entry in the ready
  * index, and becomes due like any other job.  A waiter that has found its queue held wakes at the
  * end of the hold by itself, even without a worker.  After idemq.resume all waiters look again;
- * resume itself makes the jobs of held groups due.
+ * resume itself makes the jobs of held groups due, except those that an open claim is deferring.
  *
  * If no job of a group is ever claimed again, retention deletes the group's rows, once no call can
  * be refused because of them.  It also deletes rows of queues, apart from the last one, since claims
@@ -298,8 +298,10 @@ idemq_holds_end(int32 queue_id, Datum group)
 {
 	Datum values[] = {Int32GetDatum(queue_id), TimestampTzGetDatum(idemq_now()), group};
 	int ended = (int) idemq_spi_do(&end_all, values, NULL);
+	QueueInfo queue;
 
-	if (ended > 0)
+	/* Also after a hold that has ended already: see job/group_rate_limit.c. */
+	if (idemq_queue_by_id(queue_id, &queue) && queue.has_group_holds)
 		idemq_group_rate_waits_end(queue_id, group);
 	return ended;
 }
