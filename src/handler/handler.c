@@ -130,7 +130,6 @@ settle_at_exit(int code, Datum arg)
 							? "job_timeout has passed, but the function did not stop"
 							: "the handler process was terminated: see the server log";
 	int count = told && job == NULL ? 0 : at_work;
-	int failed = 0;
 
 	if (!PostmasterIsAlive())
 		return;
@@ -145,12 +144,12 @@ settle_at_exit(int code, Datum arg)
 		ClaimedJob *each = &claimed->jobs[claimed->next + i];
 
 		if (job == NULL || job == each)
-			failed += idemq_handler_end_at_exit(each, told, error);
+			idemq_handler_end_at_exit(each, told, error);
 	}
 	if (count > 0)
-		idemq_handler_note(my_key(), 0, failed, error);
+		idemq_handler_note_error(my_key(), error);
 	while (claimed->next < claimed->count)
-		(void) idemq_handler_end_at_exit(&claimed->jobs[claimed->next++], told, NULL);
+		idemq_handler_end_at_exit(&claimed->jobs[claimed->next++], told, NULL);
 }
 
 /* Takes what came for this process between two jobs. */
@@ -198,19 +197,15 @@ static void
 after(int done)
 {
 	jobs_done += done;
-	if (done > 0)
+	/* The crashes in a row are over; the next job says so if the handler's row is held now. */
+	if (done > 0 && run.info.crashes > 0)
 	{
-		idemq_handler_note(my_key(), done, 0, NULL);
-		/* The crashes in a row are over; the next job says so if the handler's row is held now. */
-		if (run.info.crashes > 0)
-		{
-			Datum value = Int32GetDatum(run.info.queue_id);
+		Datum value = Int32GetDatum(run.info.queue_id);
 
-			idemq_handler_begin();
-			if (idemq_spi_do(&forget_crashes, &value, NULL) > 0)
-				run.info.crashes = 0;
-			idemq_handler_commit();
-		}
+		idemq_handler_begin();
+		if (idemq_spi_do(&forget_crashes, &value, NULL) > 0)
+			run.info.crashes = 0;
+		idemq_handler_commit();
 	}
 	if (!reset_session())
 		leaving = true;
@@ -271,7 +266,8 @@ handler_claim(void)
 		/* The error was no job's: the next process is deferred. */
 		const char *message = error->message != NULL ? error->message : "";
 
-		idemq_handler_defer_start(my_key(), error->message != NULL ? message : "unknown error");
+		(void) idemq_handler_refuse(my_key(),
+									error->message != NULL ? message : "unknown error");
 		ereport(LOG, errcode(error->sqlerrcode),
 				errmsg("handler process for queue \"%s\" is exiting: %s", idemq_handler_queue(),
 					   message));
@@ -358,7 +354,7 @@ idemq_handler_main(Datum arg)
 	idemq_handler_commit();
 	if (wanted)
 	{
-		idemq_handler_ready();
+		idemq_handler_ready(run.qstate);
 		started_at = idemq_mono_now();
 		while (!leaving)
 		{

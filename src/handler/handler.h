@@ -94,6 +94,6 @@ extern bool idemq_handler_terminated(void);
 
 extern bool idemq_handler_met_another(const ErrorData *error);
 extern bool idemq_handler_settle_failed(HandlerRun *run, ClaimedJob *job, ErrorData *error);
-extern bool idemq_handler_end_at_exit(ClaimedJob *job, bool told, const char *text);
+extern void idemq_handler_end_at_exit(ClaimedJob *job, bool told, const char *text);
 
 #endif

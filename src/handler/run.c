@@ -115,7 +115,6 @@ idemq_handler_commit(void)
 RunResult
 idemq_handler_check(HandlerRun *run, HandlerTarget *target, QueueInfo *queue)
 {
-	HandlerKey key = {MyDatabaseId, run->info.queue_id};
 	uint64 version = idemq_version_of_queue(run->info.queue_id);
 	char *why;
 
@@ -136,7 +135,7 @@ idemq_handler_check(HandlerRun *run, HandlerTarget *target, QueueInfo *queue)
 		return RUN_LEAVE;
 	if (why != NULL)
 	{
-		(void) idemq_handler_refuse(key, why);
+		(void) idemq_handler_refuse((HandlerKey){MyDatabaseId, run->info.queue_id}, why);
 		return RUN_LEAVE;
 	}
 	if (!idemq_queue_by_id(run->info.queue_id, queue) || queue->qstate == NULL)

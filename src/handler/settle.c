@@ -201,7 +201,9 @@ idemq_handler_settle_failed(HandlerRun *run, ClaimedJob *job, ErrorData *error)
 					   error->message != NULL ? error->message : ""),
 				error->detail != NULL ? errdetail_internal("%s", error->detail) : 0,
 				error->context != NULL ? errcontext("%s", error->context) : 0);
-		idemq_handler_note((HandlerKey){MyDatabaseId, run->info.queue_id}, 0, 1, error->message);
+		if (error->message != NULL)
+			idemq_handler_note_error((HandlerKey){MyDatabaseId, run->info.queue_id},
+									 error->message);
 	}
 	return true;
 }
@@ -209,16 +211,15 @@ idemq_handler_settle_failed(HandlerRun *run, ClaimedJob *job, ErrorData *error)
 /*
  * Ends the attempt of a job whose process ends in the middle of it; text: why.  A job that was
  * not begun, with text NULL, is given back, as if it had not been claimed.  So is one whose process
- * was told to end; but the third time in a row it has failed (job/finish.c).  Returns whether it has
- * failed.
+ * was told to end; but the third time in a row it has failed (job/finish.c).
  */
-bool
+void
 idemq_handler_end_at_exit(ClaimedJob *job, bool told, const char *text)
 {
 	Finish finish = {.kind = FINISH_RELEASE, .uncounted = true};
 
 	if (job->settled)
-		return false;
+		return;
 	idemq_handler_begin();
 	if (text != NULL)
 	{
@@ -228,5 +229,4 @@ idemq_handler_end_at_exit(ClaimedJob *job, bool told, const char *text)
 	end_attempt(job, &finish);
 	idemq_handler_commit();
 	job->settled = true;
-	return finish.kind == FINISH_FAIL;
 }

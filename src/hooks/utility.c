@@ -209,7 +209,6 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 		idemq_buckets_forget_database(dropped);
 		idemq_lease_share_forget(dropped);
 		idemq_qstates_forget_database(dropped);
-		idemq_handlers_forget_database(dropped);
 		idemq_worker_forget_database(dropped);
 		idemq_count_forget_database(dropped);
 	}
