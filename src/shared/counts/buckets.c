@@ -382,6 +382,9 @@ use_bucket(BucketCharge *charge, const Address *at, const RateLimit *limit, Buck
 			idemq_rate_use_up_shared(rate, window, now, charge->used_up_at);
 		if (use == ASK)
 		{
+			/* Of cost 0: the state follows a change of the limit once, not at each question anew. */
+			(void) (bucket != NULL ? idemq_rate_call(limit, rate, now, 0)
+								   : idemq_rate_call_shared(limit, rate, window, now, 0));
 			asked = *rate;
 			rate = &asked;
 		}
