@@ -198,9 +198,6 @@ typedef struct DuplicateRule
 	const Interval *max_wait; /* of replace: from the first request on; NULL: no limit */
 	bool is_ours;			  /* the server has made the key: see job/kept_key.c */
 	WhenFull when_full;		  /* of a new job */
-	/* for rerun: idemq_job_rerun; job/rerun.c stands above this room's other files */
-	JobWrite (*rerun)(JobsTable *table, const QueueInfo *queue, const Job *job,
-					  const JobChange *columns, JobWait wait, JobStatus *status);
 } DuplicateRule;
 
 typedef struct EnqueueAnswer
@@ -471,8 +468,8 @@ extern JobWrite idemq_job_replace(JobsTable *table, const QueueInfo *queue, cons
  *		A request for a job that is in progress, or finished: it runs once more.
  */
 
-extern JobWrite idemq_job_rerun(JobsTable *table, const QueueInfo *queue, const Job *job,
-								const JobChange *columns, JobWait wait, JobStatus *status);
+extern void idemq_new_job_or_rerun(JobsTable *table, const QueueInfo *queue, JobChange *columns,
+								   DuplicateRule rule, JobWait wait, EnqueueAnswer *answer);
 
 /*
  * kept_key.c
