@@ -160,33 +160,19 @@ forget_ended(const QueueInfo *queue, Datum group, TimestampTz claimed_at)
 
 /*
  * Called after a claim whose row this transaction has written: the next hold of the job's queue and
- * group may now begin.  was_held must be as idemq_group_holds_back left it.  The queue's rows are
- * deleted once per subtransaction, regardless of how many jobs it claims, unless another hold has
- * ended since.
+ * group may now begin.  was_held must be as idemq_group_holds_back left it.  The next lookup of the
+ * queue no longer has the hold.
  */
 void
 idemq_holds_note_claim(const QueueInfo *queue, const Job *job, bool was_held,
 					   TimestampTz claimed_at)
 {
-	static TransactionId told_in = InvalidTransactionId;
-	static SubTransactionId told_sub = InvalidSubTransactionId;
-	static int32 told_of = 0;
-	static TimestampTz told_until = DT_NOBEGIN;
-
 	if (likely(queue->held_until == DT_NOBEGIN && !was_held))
 		return;
 	if (IsolationUsesXactSnapshot())
 		return;
-	if (queue->held_until != DT_NOBEGIN &&
-		!(told_in == GetTopTransactionId() && told_sub == GetCurrentSubTransactionId() &&
-		  told_of == queue->id && told_until >= queue->held_until))
-	{
+	if (queue->held_until != DT_NOBEGIN)
 		forget_ended(queue, (Datum) 0, claimed_at);
-		told_in = GetTopTransactionId();
-		told_sub = GetCurrentSubTransactionId();
-		told_of = queue->id;
-		told_until = queue->held_until;
-	}
 	if (was_held)
 		forget_ended(queue, job_value(job, COL_GROUP_KEY), claimed_at);
 }
