@@ -167,7 +167,7 @@ idemq_change_queue(FunctionCallInfo fcinfo, QueueInfo *queue, bool latest)
 		idemq_pending_note(ACTION_GROUPS, NULL, queue->id);
 	if (is_given(fcinfo, "group_max_running") || is_given(fcinfo, "group_rate_limit") ||
 		is_given(fcinfo, "group_rate_period") || is_given(fcinfo, "group_rate_burst"))
-		idemq_group_rate_waits_end(queue->id, (Datum) 0);
+		idemq_group_waits_end(queue->id, (Datum) 0);
 	if (!idemq_queue_by_id(former.id, queue))
 	{
 		*queue = former;

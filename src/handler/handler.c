@@ -266,8 +266,7 @@ handler_claim(void)
 		/* The error was no job's: the next process is deferred. */
 		const char *message = error->message != NULL ? error->message : "";
 
-		(void) idemq_handler_refuse(my_key(),
-									error->message != NULL ? message : "unknown error");
+		(void) idemq_handler_refuse(my_key(), error->message != NULL ? message : "unknown error");
 		ereport(LOG, errcode(error->sqlerrcode),
 				errmsg("handler process for queue \"%s\" is exiting: %s", idemq_handler_queue(),
 					   message));

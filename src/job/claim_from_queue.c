@@ -20,7 +20,6 @@
 #include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 #include "table/table.h"
-#include "txn/txn.h"
 
 /* Maximum number of jobs that one scan defers: without a permit, paused, or too soon for their group. */
 #define MAX_DEFERRED 256

@@ -132,8 +132,8 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 	/* Asked first, so that a job that comes too soon takes nothing from the queue's rate. */
 	args->ready_at = idemq_group_holds_back(queue, job, &was_held);
 	if (rated)
-		args->ready_at = Max(args->ready_at, idemq_group_rate_limit_next(
-												 queue, job_value(job, COL_GROUP_KEY)));
+		args->ready_at =
+			Max(args->ready_at, idemq_group_rate_limit_next(queue, job_value(job, COL_GROUP_KEY)));
 	if (args->ready_at != DT_NOBEGIN)
 		return TAKE_EARLY;
 	args->token = claim.token = idemq_lease_issue_token(job->token, idemq_token_epoch_base());

@@ -27,7 +27,7 @@
  *
  * Such a job waits longer than necessary once group_rate_limit was raised or removed, or
  * idemq.resume has ended the hold.  So alter_queue makes the jobs of its queue that wait for the
- * rate due, and resume those of the groups whose hold it ends (idemq_group_rate_waits_end).  A claim
+ * rate due, and resume those of the groups whose hold it ends (idemq_group_waits_end).  A claim
  * defers them again if they are still too soon.  A job that another transaction is deferring at that
  * time, by the former rate or hold, keeps its time: it starts later than it could.  Another call of
  * alter_queue or resume makes it due.
@@ -46,7 +46,6 @@
  */
 #include "postgres.h"
 
-#include "catalog/pg_type.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
@@ -142,42 +141,6 @@ TimestampTz
 idemq_group_next_start(const QueueInfo *queue, Datum name)
 {
 	return Max(idemq_group_rate_limit_next(queue, name), idemq_group_held_until(queue, name));
-}
-
-/*
- * $1: queue, $2: now, $3: JOB_RATE_LIMITED, $4: JOB_PERMIT, $5: group.  A time that the job itself
- * was given stays.  In a group with permits, a job without one has the time for which it waits in
- * run_at (idemq_permit_follow), and waits for a permit when it is due.  Never waits for a row.
- */
-#define END_WAITS(of_group)                                                                        \
-	"WITH due AS MATERIALIZED (SELECT id, greatest($2, run_at) AS at FROM idemq.jobs "             \
-	"WHERE queue_id = $1 AND ready_at > $2 AND " of_group                                          \
-	" AND finished_at IS NULL AND flags & $3 <> 0 FOR NO KEY UPDATE SKIP LOCKED) "                 \
-	"UPDATE idemq.jobs j SET ready_at = due.at, flags = flags & ~$3, "                             \
-	"run_at = CASE WHEN flags & $4 = 0 THEN due.at END FROM due WHERE j.id = due.id"
-
-static SqlStatement end_waits = {.text = END_WAITS("group_key <> ''"),
-								 .types = {INT4OID, TIMESTAMPTZOID, INT4OID, INT4OID},
-								 .on_jobs = true,
-								 .latest = true};
-static SqlStatement end_waits_of_group = {.text = END_WAITS("group_key = $5"),
-										  .types = {INT4OID, TIMESTAMPTZOID, INT4OID, INT4OID,
-													TEXTOID},
-										  .on_jobs = true,
-										  .few = true,
-										  .latest = true};
-
-/*
- * Makes the jobs due that wait for the rate, or for the end of a hold, of their group: of one group,
- * or, if name is 0, of the queue.  The next claim defers those that still start too soon.
- */
-void
-idemq_group_rate_waits_end(int32 queue_id, Datum name)
-{
-	Datum values[] = {Int32GetDatum(queue_id), TimestampTzGetDatum(idemq_now()),
-					  Int32GetDatum(JOB_RATE_LIMITED), Int32GetDatum(JOB_PERMIT), name};
-
-	(void) idemq_spi_do(name == (Datum) 0 ? &end_waits : &end_waits_of_group, values, NULL);
 }
 
 /*

@@ -66,7 +66,6 @@
 #include "job/job.h"
 #include "queue/queue.h"
 #include "table/table.h"
-#include "txn/txn.h"
 
 /* '' for the queue, in place of NULL: the index is on that expression. */
 static SqlStatement find_hold =
@@ -275,6 +274,42 @@ idemq_hold_begin(const Attempt *attempt, Datum group, TimestampTz now, Timestamp
 }
 
 /*
+ * $1: queue, $2: now, $3: JOB_RATE_LIMITED, $4: JOB_PERMIT, $5: group.  A time that the job itself
+ * was given stays.  In a group with permits, a job without one has the time for which it waits in
+ * run_at (idemq_permit_follow), and waits for a permit when it is due.  Never waits for a row.
+ */
+#define END_WAITS(of_group)                                                                        \
+	"WITH due AS MATERIALIZED (SELECT id, greatest($2, run_at) AS at FROM idemq.jobs "             \
+	"WHERE queue_id = $1 AND ready_at > $2 AND " of_group                                          \
+	" AND finished_at IS NULL AND flags & $3 <> 0 FOR NO KEY UPDATE SKIP LOCKED) "                 \
+	"UPDATE idemq.jobs j SET ready_at = due.at, flags = flags & ~$3, "                             \
+	"run_at = CASE WHEN flags & $4 = 0 THEN due.at END FROM due WHERE j.id = due.id"
+
+static SqlStatement end_waits = {.text = END_WAITS("group_key <> ''"),
+								 .types = {INT4OID, TIMESTAMPTZOID, INT4OID, INT4OID},
+								 .on_jobs = true,
+								 .latest = true};
+static SqlStatement end_waits_of_group = {.text = END_WAITS("group_key = $5"),
+										  .types = {INT4OID, TIMESTAMPTZOID, INT4OID, INT4OID,
+													TEXTOID},
+										  .on_jobs = true,
+										  .few = true,
+										  .latest = true};
+
+/*
+ * Makes the jobs due that wait for the rate, or for the end of a hold, of their group: of one group,
+ * or, if name is 0, of the queue.  The next claim defers those that still start too soon.
+ */
+void
+idemq_group_waits_end(int32 queue_id, Datum name)
+{
+	Datum values[] = {Int32GetDatum(queue_id), TimestampTzGetDatum(idemq_now()),
+					  Int32GetDatum(JOB_RATE_LIMITED), Int32GetDatum(JOB_PERMIT), name};
+
+	(void) idemq_spi_do(name == (Datum) 0 ? &end_waits : &end_waits_of_group, values, NULL);
+}
+
+/*
  * Ends the holds of a group, or, if group is 0, of a queue and all of its groups, for idemq.resume;
  * returns how many.  The jobs that wait for the end of a group's hold become due.  May wait for
  * another call of idemq.resume.
@@ -288,6 +323,6 @@ idemq_holds_end(int32 queue_id, Datum group)
 
 	/* Also after a hold that has ended already: see job/group_rate_limit.c. */
 	if (idemq_queue_by_id(queue_id, &queue) && queue.has_group_holds)
-		idemq_group_rate_waits_end(queue_id, group);
+		idemq_group_waits_end(queue_id, group);
 	return ended;
 }

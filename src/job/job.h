@@ -12,7 +12,6 @@
 
 #include "base/base.h"
 #include "queue/queue.h"
-#include "shared/counts/counts.h"
 #include "shared/groups/groups.h"
 #include "shared/leases/leases.h"
 #include "shared/queue_states/queue_states.h"
@@ -363,7 +362,6 @@ extern int64 idemq_starts_known_since(const QueueInfo *queue);
 extern TimestampTz idemq_group_rate_limit_take(const QueueInfo *queue, Datum name);
 extern TimestampTz idemq_group_rate_limit_next(const QueueInfo *queue, Datum name);
 extern TimestampTz idemq_group_next_start(const QueueInfo *queue, Datum name);
-extern void idemq_group_rate_waits_end(int32 queue_id, Datum name);
 extern JobWrite idemq_job_defer_until(JobsTable *table, const Job *job, const QueueInfo *queue,
 									  TimestampTz until);
 
@@ -602,6 +600,7 @@ extern void idemq_holds_note_claim(const QueueInfo *queue, const Job *job, bool 
 								   TimestampTz claimed_at);
 extern TimestampTz idemq_hold_begin(const Attempt *attempt, Datum group, TimestampTz now,
 									TimestampTz until);
+extern void idemq_group_waits_end(int32 queue_id, Datum name);
 extern int idemq_holds_end(int32 queue_id, Datum group);
 
 /*

@@ -34,15 +34,14 @@ add_handler(ReturnSetInfo *set, const HandlerInfo *info, const QueueState *qstat
 	int busy;
 
 	idemq_handler_state(key, &status, &processes, &busy);
-	if (qstate != NULL &&
-		!idemq_counters_read(idemq_qstate_index(qstate), info->queue_id, &counts))
+	if (qstate != NULL && !idemq_counters_read(idemq_qstate_index(qstate), info->queue_id, &counts))
 		memset(&counts, 0, sizeof(counts));
-	name = info->stopped							? "stopped"
-		   : busy > 0								? "running"
-		   : !idemq_worker							? "off"
+	name = info->stopped						   ? "stopped"
+		   : busy > 0							   ? "running"
+		   : !idemq_worker						   ? "off"
 		   : status.failures > 0 || qstate == NULL ? "refused"
-		   : status.waits							? "waiting"
-													: "idle";
+		   : status.waits						   ? "waiting"
+												   : "idle";
 	/* Why it does not run, or its last error. */
 	if (errors && info->stopped)
 		error = idemq_handler_stopped_text(info);

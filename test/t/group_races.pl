@@ -1,6 +1,6 @@
 # FIFO groups: sessions stopped between "visible" and "marked", or between "owned" and the
 # snapshot.  Whoever looks at the group meanwhile makes no second head, and passes no earlier job that is committed.
-# at least 82 assertions
+# at least 85 assertions
 # stops: before_commit idemq_group_mark idemq_jobs_refresh idemq_lease_take idemq_qstates_unset_database idemq_transition idemq_wake_for_result
 
 use strict;
@@ -285,5 +285,13 @@ foreach my $running (1, 2)
 	}
 }
 leave($one, $two);
+
+# In the shipped library, where nothing stops between the two looks at the rate.
+shipped($node);
+sql($node, "SELECT idemq.create_queue('g', group_rate_limit => 1, group_rate_period => '100 years', lease => '1 h')");
+sql($node, enqueue('once'));
+is_sql($node, $claim, 'once', 'claimed');
+is_sql($node, "SELECT idemq.release(id, token) FROM idemq.jobs WHERE status = 'running'", 'released', 'and given back');
+is_sql($node, $claim, '', 'no other start');
 $node->stop;
 done_testing();

@@ -180,7 +180,8 @@ extern int64 idemq_handler_refuse(HandlerKey key, const char *why);
 extern HandlerReserve idemq_handler_reserve(QueueState *qstate, int wanted, HandlerTicket *ticket,
 											int64 *again);
 extern void idemq_handler_unreserve(QueueState *qstate, const HandlerTicket *ticket);
-extern void idemq_handler_settle(QueueState *qstate, HandlerKey key, TimestampTz set_at, int wanted);
+extern void idemq_handler_settle(QueueState *qstate, HandlerKey key, TimestampTz set_at,
+								 int wanted);
 
 /* for hooks/exclusive_database.c */
 extern pid_t idemq_handlers_leave(Oid database, int signal_number);

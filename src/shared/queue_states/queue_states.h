@@ -138,7 +138,7 @@ typedef struct HandlerStatus
 	int wanted;			/* processes that it may have */
 	int failures;		/* starts that failed in a row */
 	int64 not_before;	/* mono: of the next start */
-	bool waits; /* for a process of idemq.max_handler_workers or max_worker_processes */
+	bool waits;			/* for a process of idemq.max_handler_workers or max_worker_processes */
 	TimestampTz error_at;
 	char error[HANDLER_TEXT]; /* of its last job that failed, or of such a start; "": none */
 } HandlerStatus;
