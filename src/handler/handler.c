@@ -86,10 +86,10 @@ static bool leaving = false;
 /* How many of the claimed jobs are in the transaction that is open, or has just failed. */
 static volatile int at_work = 0;
 
-static HandlerKey
+static QueueStateKey
 my_key(void)
 {
-	return (HandlerKey){MyDatabaseId, run.info.queue_id};
+	return (QueueStateKey){MyDatabaseId, run.info.queue_id};
 }
 
 /* Ends what join began.  A signal that no claim has answered is passed on. */

@@ -135,7 +135,7 @@ idemq_handler_check(HandlerRun *run, HandlerTarget *target, QueueInfo *queue)
 		return RUN_LEAVE;
 	if (why != NULL)
 	{
-		(void) idemq_handler_refuse((HandlerKey){MyDatabaseId, run->info.queue_id}, why);
+		(void) idemq_handler_refuse((QueueStateKey){MyDatabaseId, run->info.queue_id}, why);
 		return RUN_LEAVE;
 	}
 	if (!idemq_queue_by_id(run->info.queue_id, queue) || queue->qstate == NULL)

@@ -202,7 +202,7 @@ idemq_handler_settle_failed(HandlerRun *run, ClaimedJob *job, ErrorData *error)
 				error->detail != NULL ? errdetail_internal("%s", error->detail) : 0,
 				error->context != NULL ? errcontext("%s", error->context) : 0);
 		if (error->message != NULL)
-			idemq_handler_note_error((HandlerKey){MyDatabaseId, run->info.queue_id},
+			idemq_handler_note_error((QueueStateKey){MyDatabaseId, run->info.queue_id},
 									 error->message);
 	}
 	return true;

@@ -4,6 +4,11 @@
  *
  * Why there is one head at most, and no group forgotten: job/promote.c.  Why there are no more
  * permits than group_max_running: job/permits.c.
+ *
+ * A FIFO group is not treated as a group with one permit.  Its head is any job with a ready_at,
+ * whatever the flags of its row say: a job that was written by hand, or that waits for a retry, has
+ * no permit and is the head all the same.  And one lookup finds the head, whereas find_next reads all
+ * jobs of the group that have a ready_at, and their lease entries.
  */
 #include "postgres.h"
 

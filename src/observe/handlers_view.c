@@ -24,7 +24,7 @@ static SqlStatement list_handlers = {.text = "SELECT queue_id FROM idemq_interna
 static void
 add_handler(ReturnSetInfo *set, const HandlerInfo *info, const QueueState *qstate, bool errors)
 {
-	HandlerKey key = {MyDatabaseId, info->queue_id};
+	QueueStateKey key = {MyDatabaseId, info->queue_id};
 	RowBuilder row = {0};
 	CounterView counts = {0};
 	HandlerStatus status;

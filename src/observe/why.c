@@ -150,7 +150,7 @@ static bool
 say_handler(WhyCall *call)
 {
 	const QueueInfo *queue = &call->queue;
-	HandlerKey key = {MyDatabaseId, queue->id};
+	QueueStateKey key = {MyDatabaseId, queue->id};
 	HandlerInfo handler;
 	HandlerTarget target;
 	HandlerStatus status;

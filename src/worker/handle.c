@@ -112,7 +112,7 @@ start_one(const QueueInfo *queue, const HandlerInfo *info)
 void
 idemq_handle(const QueueInfo *queue)
 {
-	HandlerKey key = {MyDatabaseId, queue->id};
+	QueueStateKey key = {MyDatabaseId, queue->id};
 	HandlerInfo info;
 	TimestampTz next_due;
 	uint32 crashed = pg_atomic_read_u32(&queue->qstate->handler) & CRASHED;

@@ -69,7 +69,7 @@ typedef enum ProcessState
 typedef struct HandlerSlot
 {
 	ProcessState state;
-	HandlerKey key;
+	QueueStateKey key;
 	uint64 serial; /* grows with each start */
 	pid_t pid;	   /* from ATTACHED on */
 	int32 proc;
@@ -104,7 +104,7 @@ const ShmemPart idemq_handlers_part = {.area = (void **) &handler_registry,
 									   .init = handler_registry_init};
 
 static bool
-same(HandlerKey a, HandlerKey b)
+same(QueueStateKey a, QueueStateKey b)
 {
 	return a.database == b.database && a.queue_id == b.queue_id;
 }
@@ -144,7 +144,7 @@ typedef struct Census
 
 /* Lock held. */
 static Census
-count_processes(HandlerKey key)
+count_processes(QueueStateKey key)
 {
 	Census census = {0};
 
@@ -170,7 +170,7 @@ count_processes(HandlerKey key)
 
 /* Computes whether a commit in the queue is to ask for a process.  Lock held. */
 static void
-arm(QueueState *qstate, HandlerKey key)
+arm(QueueState *qstate, QueueStateKey key)
 {
 	Census census;
 
@@ -196,7 +196,7 @@ note_error(HandlerStatus *status, const char *error)
 
 /* Notes the error of an attempt of a handler. */
 void
-idemq_handler_note_error(HandlerKey key, const char *error)
+idemq_handler_note_error(QueueStateKey key, const char *error)
 {
 	QueueState *qstate = idemq_qstate_find(key.database, key.queue_id);
 
@@ -212,7 +212,7 @@ idemq_handler_note_error(HandlerKey key, const char *error)
  * returns until when (mono).
  */
 int64
-idemq_handler_refuse(HandlerKey key, const char *why)
+idemq_handler_refuse(QueueStateKey key, const char *why)
 {
 	QueueState *qstate = idemq_qstate_find(key.database, key.queue_id);
 	HandlerStatus *status;
@@ -239,7 +239,7 @@ idemq_handler_refuse(HandlerKey key, const char *why)
  * one may be at a job that does not end.  Lock held.
  */
 static void
-ask_to_leave(HandlerKey key)
+ask_to_leave(QueueStateKey key)
 {
 	HandlerSlot *chosen = NULL;
 	int most = 0;
@@ -367,7 +367,7 @@ idemq_handler_unreserve(QueueState *qstate, const HandlerTicket *ticket)
  * one that was dropped (set_at is 0) is forgotten.
  */
 void
-idemq_handler_settle(QueueState *qstate, HandlerKey key, TimestampTz set_at, int wanted)
+idemq_handler_settle(QueueState *qstate, QueueStateKey key, TimestampTz set_at, int wanted)
 {
 	HandlerStatus *status = &qstate->handler_status;
 
@@ -423,7 +423,7 @@ idemq_handlers_leave(Oid database, int signal_number)
 static void
 detach(int code, Datum arg)
 {
-	HandlerKey key = my_handler_slot->key;
+	QueueStateKey key = my_handler_slot->key;
 	QueueState *qstate = idemq_qstate_find(key.database, key.queue_id);
 
 	if (my_handler_slot->state == HANDLER_ATTACHED && !my_handler_slot->leave)
@@ -499,7 +499,7 @@ idemq_handler_must_leave(void)
  * of them that are at a job.
  */
 void
-idemq_handler_state(HandlerKey key, HandlerStatus *status, int *processes, int *busy)
+idemq_handler_state(QueueStateKey key, HandlerStatus *status, int *processes, int *busy)
 {
 	QueueState *qstate = idemq_qstate_find(key.database, key.queue_id);
 	Census census;

@@ -143,20 +143,13 @@ extern bool idemq_worker_tells_of_update(void);
  *		The processes that run handlers.
  */
 
-/* One handler: of a queue of a database. */
-typedef struct HandlerKey
-{
-	Oid database;
-	int32 queue_id;
-} HandlerKey;
-
 /* What a process shows to get the handler slot that was reserved for it. */
 typedef struct HandlerTicket
 {
 	int32 index; /* of its handler slot */
 	uint64 serial;
 	Oid role;
-	HandlerKey key;
+	QueueStateKey key;
 } HandlerTicket;
 
 typedef enum HandlerReserve
@@ -172,15 +165,16 @@ extern const ShmemPart idemq_handlers_part;
 /* for everybody */
 extern void idemq_handler_call(QueueState *qstate);
 extern void idemq_handler_crashed(QueueState *qstate, bool again);
-extern void idemq_handler_state(HandlerKey key, HandlerStatus *status, int *processes, int *busy);
-extern void idemq_handler_note_error(HandlerKey key, const char *error);
-extern int64 idemq_handler_refuse(HandlerKey key, const char *why);
+extern void idemq_handler_state(QueueStateKey key, HandlerStatus *status, int *processes,
+								int *busy);
+extern void idemq_handler_note_error(QueueStateKey key, const char *error);
+extern int64 idemq_handler_refuse(QueueStateKey key, const char *why);
 
 /* for the worker, which starts them */
 extern HandlerReserve idemq_handler_reserve(QueueState *qstate, int wanted, HandlerTicket *ticket,
 											int64 *again);
 extern void idemq_handler_unreserve(QueueState *qstate, const HandlerTicket *ticket);
-extern void idemq_handler_settle(QueueState *qstate, HandlerKey key, TimestampTz set_at,
+extern void idemq_handler_settle(QueueState *qstate, QueueStateKey key, TimestampTz set_at,
 								 int wanted);
 
 /* for hooks/exclusive_database.c */
