@@ -73,12 +73,6 @@ static SqlStatement list_overdue =
 			 "FROM idemq_internal.schedule_times($1, true) WHERE at <= $1",
 	 .types = {TIMESTAMPTZOID},
 	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
-/* The same, for a session that does the work of the worker. */
-static SqlStatement list_due =
-	{.text = "SELECT name, place FROM idemq_internal.schedule_times($1, true) WHERE at <= $1 "
-			 "ORDER BY failed_at NULLS FIRST, name",
-	 .types = {TIMESTAMPTZOID},
-	 .fields = (const SqlField[]){SQL_FIELD(KnownSchedule, name), SQL_FIELD(KnownSchedule, place)}};
 /* As the owner; a user's deferred triggers on idemq.jobs are to be run.  No row: one has failed. */
 static SqlStatement run_together = {
 	.locks = true,
@@ -204,18 +198,6 @@ run_one(KnownSchedule *schedule, MemoryContext context)
 	(void) idemq_spi_row(&run_alone, values, &ran, sizeof(ran));
 	MemoryContextSwitchTo(old);
 	has_run(schedule, &ran);
-}
-
-/* Runs all schedules that are due, for a session that does the work of the worker. */
-void
-idemq_tick_all(void)
-{
-	Datum now = TimestampTzGetDatum(idemq_wall_now());
-	int count;
-	KnownSchedule *due = idemq_spi_rows(&list_due, &now, sizeof(KnownSchedule), &count);
-
-	for (int i = 0; i < count; i++)
-		run_one(&due[i], CurrentMemoryContext);
 }
 
 /* Returns the names of the schedules that were due by a time and have not run; NULL if all have. */
