@@ -125,6 +125,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 	TakeResult result;
 	Taken taken;
 	JobWrite write = JOB_WRITTEN;
+	TransactionId holder; /* not used */
 	bool was_held;
 
 	if (idemq_jobs_is_outdated(table, job))
@@ -144,8 +145,8 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 		return result;
 	idemq_pending_note_claim(&claim, job->priority, job_ready_key(job), taken.entry == LEASE_FULL,
 							 event == EVENT_COMMIT_ONCE, taken.has_prior ? &taken.prior : NULL);
-	/* With the row locked as well, nobody but us can keep a start that is charged from being made. */
-	if (taken.entry == LEASE_FULL || rated)
+	/* A charge is never given back, so it is not made for a row that another transaction has. */
+	if (taken.entry == LEASE_FULL || (rated && idemq_jobs_hold(job, &holder) != ROW_FREE))
 		write = idemq_jobs_lock(table, job, LockTupleNoKeyExclusive, JOB_SKIPS);
 	if (write == JOB_WRITTEN && rated)
 		args->ready_at = idemq_group_rate_limit_take(queue, job_value(job, COL_GROUP_KEY));

@@ -12,8 +12,9 @@
  *
  * or with group_rate_burst at most that many and rate * t in any time t; whatever made them ready,
  * and when.  A charge is never given back, not even by a rollback or an error.  It is made last,
- * when this session has the lease entry and the row lock, so a claim that does not get the job, for
- * example because max_running is reached, is not charged.
+ * when this session has the lease entry and no other transaction has the row.  So a claim that does
+ * not get the job, for example because max_running is reached, is not charged, unless a transaction
+ * that is no claim takes the row between this look and the write.
  *
  * That is the limit; the rest only saves work.  A job that is promoted becomes ready when its
  * group may start the next one (job/promote_one.c), so a claim does not find it before.  A
