@@ -22,7 +22,7 @@ COMMENT ON FUNCTION idemq.test_clock_ahead()
 CREATE PROCEDURE idemq.advance_clock(by interval)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_advance_clock';
 COMMENT ON PROCEDURE idemq.advance_clock(interval)
-	IS 'Move idemq''s clock forward on a test server. Returns when all work that is due by the new time has been done, or after 30 s with a warning that lists the remaining work. Raises 2D000 in a transaction block, 55000 if idemq.test_clock is off, 22023 if the interval contains months, and 22008 if the clock would be more than ten years ahead.';
+	IS 'Move idemq''s clock forward on a test server. Returns when the background worker has done all work that is due by the new time, or after 30 s with a warning that lists the remaining work. Raises 2D000 in a transaction block, 55000 if idemq.test_clock is off, 22023 if the interval contains months, and 22008 if the clock would be more than ten years ahead.';
 
 -- Topic: Internal
 

@@ -310,7 +310,7 @@ BEGIN
 END $$;
 
 -- Ends the hold of a group, or with NULL the holds of the queue and of all of its groups; returns how
--- many.  When the transaction has committed, jobs that waited for the end of a hold become due.
+-- many.  Makes the jobs due that waited for the end of a hold of their group.
 CREATE FUNCTION idemq_internal.end_holds(queue_id int, group_key text) RETURNS int
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_end_holds';
 

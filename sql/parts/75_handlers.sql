@@ -211,8 +211,7 @@ COMMENT ON FUNCTION idemq.current_job() IS 'Return the job for which the handler
 
 CREATE FUNCTION idemq_internal.handler_states()
 	RETURNS TABLE (queue_id int, state text, workers_running int, done_total bigint,
-		failed_total bigint,
-		jobs_per_second float8, last_error text, last_error_at timestamptz)
+		failed_total bigint, last_error text, last_error_at timestamptz)
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_handler_states';
 COMMENT ON FUNCTION idemq_internal.handler_states()
 	IS 'Return the state of handlers in shared memory, for queues that the caller may claim from or administer; pg_monitor gets all handlers, without last_error. Use the view idemq.handlers instead.';
@@ -224,7 +223,13 @@ CREATE VIEW idemq.handlers WITH (security_barrier) AS
 		pg_catalog.format('%I.%I(%s)', e.schema_name, e.function_name,
 			e.argument_types) AS function,
 		e.role_name AS role, e.workers, e.batch, e.max_idle, s.state, s.workers_running,
-			s.jobs_per_second,
+		-- The last six steps of the queue's history.
+		CASE WHEN current_setting('idemq.history')::boolean THEN (
+			SELECT coalesce(sum(h.completed), 0)::float8 OPERATOR(pg_catalog./) 60
+			FROM idemq_internal.history_steps h
+			WHERE h.queue_id OPERATOR(pg_catalog.=) s.queue_id AND h.step OPERATOR(pg_catalog.=) 10
+				AND h.at OPERATOR(pg_catalog.>) (idemq.clock_timestamp()
+					OPERATOR(pg_catalog.-) interval '1 minute')) END AS jobs_per_second,
 		s.done_total, s.failed_total, s.last_error, s.last_error_at, e.crashes, e.stopped_at,
 			e.set_at
 	FROM idemq_internal.handler_states() s
@@ -243,9 +248,9 @@ COMMENT ON COLUMN idemq.handlers.batch IS 'maximum number of jobs per transactio
 COMMENT ON COLUMN idemq.handlers.max_idle IS 'how long a process may be idle before it exits';
 COMMENT ON COLUMN idemq.handlers.state IS 'state of the handler: running, idle (no job is ready), waiting, refused, stopped or off. Waiting means that idemq.max_handler_workers or max_worker_processes is exhausted. Refused means that the handler does not run for the reason in last_error; idemq tries again within 64 s, or after a restart. Stopped means that idemq stopped the handler after three consecutive server crashes. Off means that idemq.worker is off.';
 COMMENT ON COLUMN idemq.handlers.workers_running IS 'current number of processes';
-COMMENT ON COLUMN idemq.handlers.jobs_per_second IS 'jobs per second during the last minute';
-COMMENT ON COLUMN idemq.handlers.done_total IS 'number of jobs for which the function has returned since the server started';
-COMMENT ON COLUMN idemq.handlers.failed_total IS 'number of attempts that have ended with an error since the server started';
+COMMENT ON COLUMN idemq.handlers.jobs_per_second IS 'completed jobs of the queue per second in the last minute of idemq.history, which lags up to 10 s behind; NULL means that the setting idemq.history is off';
+COMMENT ON COLUMN idemq.handlers.done_total IS 'number of jobs of the queue that were completed since counted_since in idemq.metrics, by the handler or by another worker';
+COMMENT ON COLUMN idemq.handlers.failed_total IS 'number of failed attempts of jobs of the queue since counted_since in idemq.metrics, in the handler or in another worker';
 COMMENT ON COLUMN idemq.handlers.last_error IS 'error of the last failed job, or the reason why the handler does not run';
 COMMENT ON COLUMN idemq.handlers.last_error_at IS 'when the error in last_error occurred';
 COMMENT ON COLUMN idemq.handlers.crashes IS 'number of consecutive server crashes while the handler was running jobs';

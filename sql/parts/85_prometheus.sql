@@ -52,8 +52,8 @@ CREATE VIEW idemq.prometheus_names AS
 	('idemq_handler_state', 'gauge', NULL, '1 for the current state of the handler (running, idle, waiting, refused, stopped, off), 0 for the others.'),
 	('idemq_handler_workers', 'gauge', NULL, 'Number of processes of the handler.'),
 	('idemq_handler_max_workers', 'gauge', NULL, 'Maximum number of processes of the handler.'),
-	('idemq_handler_done_total', 'counter', NULL, 'Number of jobs for which the handler''s function has returned.'),
-	('idemq_handler_failed_total', 'counter', NULL, 'Number of attempts of the handler that ended with an error.'),
+	('idemq_handler_done_total', 'counter', NULL, 'Number of completed jobs of the queue that has the handler.'),
+	('idemq_handler_failed_total', 'counter', NULL, 'Number of failed attempts of jobs of the queue that has the handler.'),
 	-- Of the background worker of the database.
 	('idemq_worker_wanted', 'gauge', NULL, 'Whether a background worker should run: idemq.worker is on, and the server is not a standby.'),
 	('idemq_worker_up', 'gauge', NULL, 'Whether a background worker is running in this database.'),

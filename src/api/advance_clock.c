@@ -4,9 +4,9 @@
  *		test_clock_ahead.
  *
  * If idemq.test_clock is on, advance_clock moves idemq's clocks ahead (base/clock.c), makes every
- * process that sleeps until some time look at the new time, and returns when everything that came
- * due is done.  The background worker does it (shared/waiters/clock_call.c); if idemq.worker is
- * off, this session does as much of it as it can.  A standby only moves its own clock.
+ * process that sleeps until some time look at the new time, and returns when the background worker
+ * has done everything that came due (shared/waiters/clock_call.c).  On a standby, or if idemq.worker
+ * is off, it only moves the clock.
  *
  * What is due may not get done: another transaction may hold a row, a trigger may raise an error,
  * or there may be no room for a worker.  So advance_clock waits for at most PATIENCE, and then
@@ -20,7 +20,6 @@
 #include "miscadmin.h"
 #include "storage/latch.h"
 #include "utils/memutils.h"
-#include "utils/resowner.h"
 #include "utils/snapmgr.h"
 
 #include "base/base.h"
@@ -31,15 +30,12 @@
 #include "shared/leases/leases.h"
 #include "shared/processes/processes.h"
 #include "shared/waiters/waiters.h"
-#include "worker/worker.h"
 
 /* Maximum time that it waits, and how often it checks that there still is a worker. */
 #define PATIENCE (30 * USECS_PER_SEC)
 #define LOOK_AGAIN (USECS_PER_SEC / 2)
 /* It tries again after this time if a lease's row was held or there was no worker. */
 #define AGAIN_MS 50
-/* Maximum number of group heads promoted in one transaction. */
-#define PROMOTE_BATCH 256
 #define WHY_TOP_LEVEL "The procedure waits for transactions of other sessions."
 
 /* now() -> when this transaction began, by the test clock. */
@@ -68,7 +64,6 @@ typedef struct Left
 	uint32 tasks;	/* bits of TaskKind */
 	int leases;		/* that have expired and have not been taken back */
 	int32 queue_id; /* of one of these leases */
-	char *failed;	/* what this session could not do, and why; NULL: nothing */
 } Left;
 
 /* Counts leases of this database that expired by target (mono) and were not taken back. */
@@ -96,109 +91,6 @@ commit(void)
 	SPI_commit();
 }
 
-/* Takes back what has ended, and cancels what has expired, of one queue. */
-static void
-reap(int32 queue_id)
-{
-	QueueInfo queue;
-
-	if (!idemq_queue_by_id(queue_id, &queue))
-		return;
-	idemq_queue_need_qstate(&queue);
-	(void) idemq_reap_all(&queue);
-	idemq_expire_all(&queue);
-}
-
-/* Promotes the heads of groups whose jobs became pending by that. */
-static void
-promote(int32 queue_id)
-{
-	QueueInfo queue;
-	int promoted = PROMOTE_BATCH;
-
-	if (!idemq_queue_by_id(queue_id, &queue) || queue.qstate == NULL)
-		return;
-	while (promoted >= PROMOTE_BATCH && idemq_promote_wanted(&queue))
-		promoted = idemq_promote_some(&queue, PROMOTE_BATCH);
-}
-
-/* Deletes what retention no longer keeps, in all queues; the argument is only for attempt(). */
-static void
-purge(int32 queue_id)
-{
-	(void) idemq_retention_apply(PG_INT32_MAX);
-}
-
-/*
- * Does something for a queue, 0 for none, in a transaction of its own.  An error undoes only that,
- * and the first one is noted.  Raises a query cancel again.
- */
-static void
-attempt(void (*work)(int32), int32 queue_id, Left *left)
-{
-	MemoryContext context = CurrentMemoryContext;
-	ResourceOwner owner;
-	ErrorData *volatile error = NULL;
-	QueueInfo queue;
-
-	PushActiveSnapshot(GetTransactionSnapshot());
-	owner = CurrentResourceOwner;
-	BeginInternalSubTransaction(NULL);
-	MemoryContextSwitchTo(context);
-	PG_TRY();
-	{
-		work(queue_id);
-		ReleaseCurrentSubTransaction();
-	}
-	PG_CATCH();
-	{
-		MemoryContextSwitchTo(context);
-		error = CopyErrorData();
-		FlushErrorState();
-		RollbackAndReleaseCurrentSubTransaction();
-	}
-	PG_END_TRY();
-	MemoryContextSwitchTo(context);
-	CurrentResourceOwner = owner;
-	if (error != NULL && error->sqlerrcode == ERRCODE_QUERY_CANCELED)
-		ReThrowError(error);
-	if (error != NULL && left->failed == NULL)
-	{
-		char *text = queue_id != 0 && idemq_queue_by_id(queue_id, &queue)
-						 ? psprintf("queue \"%s\": %s", queue.name, error->message)
-						 : psprintf("retention: %s", error->message);
-
-		/* The context is reset before the warning. */
-		left->failed = MemoryContextStrdup(MemoryContextGetParent(context), text);
-	}
-	commit();
-}
-
-/* Does in this session what the worker would do, except NOTIFY, handlers and idemq.history. */
-static void
-do_here(Left *left)
-{
-	int32 *ids;
-	int count;
-
-	PushActiveSnapshot(GetTransactionSnapshot());
-	if (idemq_follows())
-	{
-		commit();
-		return;
-	}
-	idemq_tick_all();
-	ids = idemq_queue_ids(0, &count);
-	commit();
-	for (int i = 0; i < count; i++)
-	{
-		attempt(reap, ids[i], left);
-		attempt(promote, ids[i], left);
-	}
-	if (idemq_purge_interval > 0)
-		attempt(purge, 0, left);
-}
-
 /* Warns of what was not done in time. */
 static void
 advance_clock_warn(const Left *left)
@@ -220,14 +112,10 @@ advance_clock_warn(const Left *left)
 	if (left->leases > 0 && idemq_queue_by_id(left->queue_id, &queue))
 		appendStringInfo(&text, " (queue \"%s\")", queue.name);
 	PopActiveSnapshot();
-	if (left->failed != NULL)
-		appendStringInfo(&text, "%s%s", text.len > 0 ? ", " : "", left->failed);
 	if (text.len == 0)
 		appendStringInfoString(
 			&text, "all work that was due, because the background worker is not responding");
-	ereport(WARNING,
-			errmsg("some work that was due was not completed%s",
-				   left->failed == NULL ? " within 30 s" : ""),
+	ereport(WARNING, errmsg("some work that was due was not completed within 30 s"),
 			errdetail("The following work remains: %s.", text.data),
 			errhint(
 				"Check the server's log, idemq.background_worker and idemq.maintenance_tasks."));
@@ -254,8 +142,8 @@ warn_of_schedules(TimestampTz by)
 }
 
 /*
- * Waits a moment for the worker's answer, or does the worker's work.  Returns true if everything
- * that came due by target (mono) is done; otherwise *left says what is left.
+ * Waits a moment for the worker's answer.  Returns true if everything that came due by target (mono)
+ * is done; otherwise *left says what is left.
  */
 static bool
 is_done(int64 target, ClockCall *call, int64 patience, Left *left, MemoryContext context)
@@ -264,9 +152,7 @@ is_done(int64 target, ClockCall *call, int64 patience, Left *left, MemoryContext
 	bool answered = true;
 
 	*left = (Left){0};
-	if (!idemq_worker)
-		do_here(left);
-	else if (!idemq_clock_holds(call))
+	if (!idemq_clock_holds(call))
 	{
 		idemq_worker_announce_use();
 		*call = idemq_clock_call();
@@ -280,7 +166,7 @@ is_done(int64 target, ClockCall *call, int64 patience, Left *left, MemoryContext
 	commit();
 	MemoryContextSwitchTo(old);
 	MemoryContextReset(context);
-	return answered && left->leases == 0 && left->failed == NULL;
+	return answered && left->leases == 0;
 }
 
 /* Waits until everything that came due by target (mono) is done, or warns. */
@@ -300,8 +186,7 @@ await_done(int64 target)
 		CHECK_FOR_INTERRUPTS();
 		if (is_done(target, &call, patience, &left, context))
 			break;
-		/* An error is not waited out: the next try would most likely raise it again. */
-		if (left.failed != NULL || idemq_stopwatch() >= until)
+		if (idemq_stopwatch() >= until)
 		{
 			advance_clock_warn(&left);
 			break;
@@ -347,7 +232,7 @@ SQL_FUNCTION(idemq_sql_advance_clock)
 	SPI_connect_ext(SPI_OPT_NONATOMIC);
 	/* What is due might have to wait for the snapshot of this CALL to go. */
 	SPI_commit();
-	if (RecoveryInProgress())
+	if (RecoveryInProgress() || !idemq_worker)
 		(void) idemq_clock_call();
 	else
 	{

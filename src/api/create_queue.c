@@ -4,9 +4,9 @@
  *
  * queue/queue_settings.c lists the settings.  The trigger of idemq.queues makes every session read
  * the queue again.  Only the DBA can grant create_queue; alter_queue requires the queue's admin
- * privilege.  After the commit of a change of how many jobs of a group may run, or be started, the
- * queue's groups are checked.  A change of group_max_running from 1, or to 1, also changes what the
- * rows of waiting jobs say (change_waiting).  In alter_queue NULL leaves a setting as it is; 0
+ * privilege.  After the commit of a change of how many jobs of a group may run, the queue's groups
+ * are checked.  Such a change, and one of how many may be started, makes due the jobs that wait for
+ * group_rate_limit.  In alter_queue NULL leaves a setting as it is; 0
  * removes a limit, and '' removes the dead-letter queue.
  */
 #include "postgres.h"
@@ -145,20 +145,6 @@ SQL_FUNCTION(idemq_sql_create_queue)
 	PG_RETURN_INT32(queue.id);
 }
 
-/*
- * $1: queue, $2: now, $3: JOB_PERMIT, $4: JOB_RATE_LIMITED.  Makes due the jobs that wait for
- * group_rate_limit, and have no permit: once their groups use permits, they wait for one as any
- * retry does.  Never waits for a row: the transaction that holds it uses the former
- * group_max_running.
- */
-static SqlStatement end_waits =
-	{.text = "WITH held AS MATERIALIZED (SELECT id FROM idemq.jobs WHERE queue_id = $1 "
-			 "AND ready_at > $2 AND group_key <> '' AND flags & ($3 | $4) = $4 "
-			 "FOR NO KEY UPDATE SKIP LOCKED) UPDATE idemq.jobs j SET ready_at = $2, run_at = $2, "
-			 "flags = flags & ~$4 FROM held WHERE j.id = held.id",
-	 .types = {INT4OID, TIMESTAMPTZOID, INT4OID, INT4OID},
-	 .on_jobs = true};
-
 /* Returns whether alter_queue is given a setting. */
 static bool
 is_given(FunctionCallInfo fcinfo, const char *name)
@@ -177,21 +163,16 @@ idemq_change_queue(FunctionCallInfo fcinfo, QueueInfo *queue, bool latest)
 	QueueInfo former = *queue;
 
 	idemq_settings_update(fcinfo, queue->name, latest);
+	if (is_given(fcinfo, "group_max_running"))
+		idemq_pending_note(ACTION_GROUPS, NULL, queue->id);
 	if (is_given(fcinfo, "group_max_running") || is_given(fcinfo, "group_rate_limit") ||
 		is_given(fcinfo, "group_rate_period") || is_given(fcinfo, "group_rate_burst"))
-		idemq_pending_note(ACTION_GROUPS, NULL, queue->id);
+		idemq_group_waits_end(queue->id, (Datum) 0);
 	if (!idemq_queue_by_id(former.id, queue))
 	{
 		*queue = former;
 		return;
 	}
-	/* group_max_running was 1. */
-	if (is_given(fcinfo, "group_max_running") && !idemq_groups_use_permits(&former) &&
-		idemq_groups_use_permits(queue))
-		(void) idemq_spi_do(&end_waits,
-							(Datum[]){Int32GetDatum(queue->id), TimestampTzGetDatum(idemq_now()),
-									  Int32GetDatum(JOB_PERMIT), Int32GetDatum(JOB_RATE_LIMITED)},
-							NULL);
 	if (is_given(fcinfo, "lease") || is_given(fcinfo, "max_lease"))
 		idemq_settings_check_lease(queue, queue->lease);
 	if (is_given(fcinfo, "lease") || is_given(fcinfo, "max_attempts") ||

@@ -53,7 +53,7 @@ duplicate_rule(FunctionCallInfo fcinfo)
 										[DUPLICATE_RERUN] = "rerun",
 										[DUPLICATE_ERROR] = "error"};
 	char *name = idemq_arg_text(fcinfo, ARG_ON_DUPLICATE, "on_duplicate", 16);
-	DuplicateRule rule = {.rerun = idemq_job_rerun};
+	DuplicateRule rule = {0};
 
 	while (strcmp(name, names[rule.policy]) != 0)
 	{
@@ -99,7 +99,7 @@ idemq_enqueue_add(JobsTable *table, JobsBatch *batch, const QueueInfo *queue, Jo
 		idemq_job_wait_no_longer(columns, NULL, rule.max_wait);
 	if (has_key)
 	{
-		idemq_new_job_keyed(table, queue, columns, rule, wait, answer);
+		idemq_new_job_or_rerun(table, queue, columns, rule, wait, answer);
 		if (answer->outcome == OUTCOME_ACCEPTED)
 			idemq_pending_counts_event(queue->id, COUNTER_BIT(COUNTER_ENQUEUED));
 		else if (answer->outcome != OUTCOME_LOCKED)

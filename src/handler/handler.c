@@ -129,7 +129,6 @@ settle_at_exit(int code, Datum arg)
 							? "job_timeout has passed, but the function did not stop"
 							: "the handler process was terminated: see the server log";
 	int count = terminated && current == NULL ? 0 : running_count;
-	int failed = 0;
 
 	if (!PostmasterIsAlive())
 		return;
@@ -146,12 +145,12 @@ settle_at_exit(int code, Datum arg)
 		ClaimedJob *job = &claimed->jobs[claimed->next + i];
 
 		if (current == NULL || current == job)
-			failed += idemq_handler_end_at_exit(job, terminated, error);
+			idemq_handler_end_at_exit(job, terminated, error);
 	}
 	if (count > 0)
-		idemq_handler_note(idemq_handler.key, 0, failed, error);
+		idemq_handler_note_error(idemq_handler.key, error);
 	while (claimed->next < claimed->count)
-		(void) idemq_handler_end_at_exit(&claimed->jobs[claimed->next++], terminated, NULL);
+		idemq_handler_end_at_exit(&claimed->jobs[claimed->next++], terminated, NULL);
 }
 
 /* Processes the interrupts that came while a job ran; sets leaving if the process must end. */
@@ -237,7 +236,6 @@ run_next(void)
 	if (result == RUN_DONE && idemq_handler.done > 0)
 	{
 		jobs_done += idemq_handler.done;
-		idemq_handler_note(idemq_handler.key, idemq_handler.done, 0, NULL);
 		/*
 		 * Only crashes in a row count.  If the handler's row is locked, the next job tries again.
 		 */
@@ -274,8 +272,8 @@ handler_claim(void)
 		/* No job is to blame, so the next process of this handler starts only after a delay. */
 		const char *message = error->message != NULL ? error->message : "";
 
-		idemq_handler_defer_start(idemq_handler.key,
-								  error->message != NULL ? message : "unknown error");
+		(void) idemq_handler_refuse(idemq_handler.key,
+									error->message != NULL ? message : "unknown error");
 		ereport(LOG, errcode(error->sqlerrcode),
 				errmsg("handler process for queue \"%s\" is exiting: %s", idemq_handler.queue_name,
 					   message));
@@ -362,7 +360,7 @@ idemq_handler_main(Datum arg)
 	idemq_handler_commit();
 	if (may_run)
 	{
-		idemq_handler_ready();
+		idemq_handler_ready(idemq_handler.qstate);
 		started_at = idemq_mono_now();
 		while (!leaving)
 		{

@@ -37,7 +37,7 @@ typedef struct ClaimedJobs
 /* The state of a handler process; unused in other processes. */
 typedef struct HandlerProcess
 {
-	HandlerKey key;
+	QueueStateKey key;
 	HandlerInfo info;		   /* the handler, as last read */
 	uint64 version;			   /* of the queue's settings, read before info */
 	Oid role;				   /* the role that the process is connected as */
@@ -93,6 +93,6 @@ extern void idemq_handler_limit_waits(GucAction action);
 
 extern bool idemq_handler_met_another(const ErrorData *error);
 extern bool idemq_handler_settle_failed(ClaimedJob *job, ErrorData *error);
-extern bool idemq_handler_end_at_exit(ClaimedJob *job, bool terminated, const char *text);
+extern void idemq_handler_end_at_exit(ClaimedJob *job, bool terminated, const char *text);
 
 #endif

@@ -204,7 +204,8 @@ idemq_handler_settle_failed(ClaimedJob *job, ErrorData *error)
 					   error->message != NULL ? error->message : ""),
 				error->detail != NULL ? errdetail_internal("%s", error->detail) : 0,
 				error->context != NULL ? errcontext("%s", error->context) : 0);
-		idemq_handler_note(idemq_handler.key, 0, 1, error->message);
+		if (error->message != NULL)
+			idemq_handler_note_error(idemq_handler.key, error->message);
 	}
 	return true;
 }
@@ -213,15 +214,15 @@ idemq_handler_settle_failed(ClaimedJob *job, ErrorData *error)
  * Ends the attempt of a claimed job because the process exits.  text NULL: the job has not begun,
  * so it is released as if it had not been claimed.  Otherwise text is the error: the job has
  * failed, unless terminated is true (SIGTERM).  Then it is released, but the third time in a row
- * it fails (job/finish.c).  Returns whether it has failed.
+ * it fails (job/finish.c).
  */
-bool
+void
 idemq_handler_end_at_exit(ClaimedJob *job, bool terminated, const char *text)
 {
 	Finish finish = {.kind = FINISH_RELEASE, .uncounted = true};
 
 	if (job->settled)
-		return false;
+		return;
 	idemq_handler_begin();
 	if (text != NULL)
 	{
@@ -231,5 +232,4 @@ idemq_handler_end_at_exit(ClaimedJob *job, bool terminated, const char *text)
 	end_attempt(job, &finish);
 	idemq_handler_commit();
 	job->settled = true;
-	return finish.kind == FINISH_FAIL;
 }

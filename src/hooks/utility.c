@@ -227,7 +227,6 @@ forget_database(Oid database)
 	idemq_buckets_forget_database(database);
 	idemq_lease_share_forget(database);
 	idemq_qstates_forget_database(database);
-	idemq_handlers_forget_database(database);
 	idemq_worker_forget_database(database);
 	idemq_count_forget_database(database);
 }

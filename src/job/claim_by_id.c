@@ -121,27 +121,6 @@ unblock(JobCall *call, JobsTable *table)
 }
 
 /*
- * Updates a fetched job, in status pending or retrying, that cannot be taken as it is: if it is due
- * but lacks a permit, it becomes blocked; if it is waiting for its group longer than necessary, it
- * becomes due.  Returns false if there is nothing to write; otherwise sets *write to the result.
- */
-static bool
-settle_turn(const JobCall *call, JobsTable *table, JobWrite *write)
-{
-	const QueueInfo *queue = &call->queue;
-	TimestampTz now = idemq_now();
-	TimestampTz until;
-
-	if (call->job.ready_at <= now && idemq_lacks_permit(queue, &call->job))
-		*write = idemq_job_defer(table, &call->job, queue);
-	else if (idemq_group_start_is_sooner(queue, &call->job, &until) && until <= idemq_now())
-		*write = idemq_job_defer_until(table, &call->job, queue, until);
-	else
-		return false;
-	return true;
-}
-
-/*
  * Returns whether a fetched job cannot be claimed because its group is paused; if so, sets
  * retry_after.  A claimable job becomes blocked; *again is set if the job was written or has
  * changed, and must be fetched again.  A job that has expired is left to the claim, which cancels
@@ -266,8 +245,10 @@ idemq_claim_by_id(JobCall *call, JobsTable *table)
 			return finished_outcome(call);
 		if (!idemq_transition_allowed(call->event, call->job.status))
 			return idemq_outcome_of_status(call->job.status);
-		if (settle_turn(call, table, &write))
+		/* Without a permit it waits for one, blocked. */
+		if (call->job.ready_at <= idemq_now() && idemq_lacks_permit(&call->queue, &call->job))
 		{
+			write = idemq_job_defer(table, &call->job, &call->queue);
 			if (write == JOB_LOCKED)
 				return OUTCOME_LOCKED;
 			if (write == JOB_WRITTEN)

@@ -20,7 +20,6 @@
 #include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 #include "table/table.h"
-#include "txn/txn.h"
 
 /* Maximum number of jobs that one scan defers: without a permit, paused, or too soon for their group. */
 #define MAX_DEFERRED 256
@@ -38,9 +37,7 @@ claim_note_group(ClaimCall *call, const Job *job)
 
 /*
  * Makes a due job wait.  If until is DT_NOBEGIN, the job waits for a permit of its group; otherwise
- * it waits until that time, when its group may start it.  In the latter case the group is checked
- * again, unless the wait is short, because the start that the job waits for may be given back, and
- * the hold of the group may be ended early.
+ * it waits until that time, when its group may start it.
  */
 static ScanStep
 defer_job(ClaimCall *call, JobsTable *table, const Job *job, TimestampTz until)
@@ -59,9 +56,6 @@ defer_job(ClaimCall *call, JobsTable *table, const Job *job, TimestampTz until)
 	call->deferred++;
 	if (blocks)
 		claim_note_group(call, job);
-	else if (until > idemq_now() + USECS_PER_SEC)
-		idemq_pending_groups_note(queue->qstate, queue->id, job_value(job, COL_GROUP_KEY),
-								  GROUP_KEEP_LOW_WATER);
 	return STEP_PASS;
 }
 

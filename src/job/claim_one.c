@@ -70,7 +70,6 @@ undo_changed(const QueueInfo *queue, int64 id)
 /* What a claim has taken beside the row. */
 typedef struct Taken
 {
-	GroupCharge charge;
 	RateAnswer rate;
 	LeaseTake entry;
 	PriorLease prior;
@@ -78,20 +77,15 @@ typedef struct Taken
 } Taken;
 
 /*
- * Takes what a job needs beside its row: a start of its group, a start of the queue's rate, and
- * an entry; or takes nothing.  Returns TAKE_EARLY when its group's rate or a hold of its group turns
- * the claim away, TAKE_LIMIT when the queue's limits do; that is then on record, so that a waiter is
- * woken when they let one in.
+ * Takes what a job needs beside its row: a start of the queue's rate, and an entry; or takes
+ * nothing.  Returns TAKE_LIMIT when the queue's limits turn the claim away; that is then on record,
+ * so that a waiter is woken when they let one in.
  */
 static TakeResult
-take_entry(const QueueInfo *queue, const Job *job, const LeaseClaim *claim, Taken *taken)
+take_entry(const QueueInfo *queue, const LeaseClaim *claim, Taken *taken)
 {
 	LimitView view;
 
-	if (idemq_group_holds_back(queue, job, &taken->charge))
-		return TAKE_EARLY;
-	if (!idemq_group_rate_limit_take(queue, job, &taken->charge))
-		return TAKE_EARLY;
 	taken->entry = LEASE_LIMIT;
 	do
 	{
@@ -104,7 +98,6 @@ take_entry(const QueueInfo *queue, const Job *job, const LeaseClaim *claim, Take
 			return TAKE_DONE;
 		idemq_limit_undo_rate(queue, &taken->rate);
 	} while (taken->entry != LEASE_BUSY && idemq_limit_has_room(queue, &view));
-	idemq_group_rate_limit_undo(queue, job, &taken->charge);
 	return taken->entry == LEASE_BUSY ? TAKE_BUSY : TAKE_LIMIT;
 }
 
@@ -127,23 +120,42 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 						.attached = (flags & JOB_ATTACHED) != 0,
 						.handler = (flags & JOB_HANDLER) != 0,
 						.tid_hint = idemq_jobs_tid_hint(table, job)};
+	bool rated = job_has(job, COL_GROUP_KEY) &&
+				 idemq_group_has_rate_limit(queue, job_value(job, COL_GROUP_KEY));
 	TakeResult result;
 	Taken taken;
 	JobWrite write = JOB_WRITTEN;
+	TransactionId holder; /* not used */
+	bool was_held;
 
 	if (idemq_jobs_is_outdated(table, job))
 		return TAKE_CHANGED;
+	/* Asked first, so that a job that comes too soon takes nothing from the queue's rate. */
+	args->ready_at = idemq_group_holds_back(queue, job, &was_held);
+	if (rated)
+		args->ready_at =
+			Max(args->ready_at, idemq_group_rate_limit_next(queue, job_value(job, COL_GROUP_KEY)));
+	if (args->ready_at != DT_NOBEGIN)
+		return TAKE_EARLY;
 	args->token = claim.token = idemq_lease_issue_token(job->token, idemq_token_epoch_base());
 	claim.transfer = idemq_limit_may_transfer(queue);
 	idemq_pending_reserve_claim(queue->id);
-	result = take_entry(queue, job, &claim, &taken);
-	args->ready_at = taken.charge.next;
+	result = take_entry(queue, &claim, &taken);
 	if (result != TAKE_DONE)
 		return result;
 	idemq_pending_note_claim(&claim, job->priority, job_ready_key(job), taken.entry == LEASE_FULL,
 							 event == EVENT_COMMIT_ONCE, taken.has_prior ? &taken.prior : NULL);
-	if (taken.entry == LEASE_FULL)
+	/* A charge is never given back, so it is not made for a row that another transaction has. */
+	if (taken.entry == LEASE_FULL || (rated && idemq_jobs_hold(job, &holder) != ROW_FREE))
 		write = idemq_jobs_lock(table, job, LockTupleNoKeyExclusive, JOB_SKIPS);
+	if (write == JOB_WRITTEN && rated)
+		args->ready_at = idemq_group_rate_limit_take(queue, job_value(job, COL_GROUP_KEY));
+	if (args->ready_at != DT_NOBEGIN)
+	{
+		idemq_limit_undo_rate(queue, &taken.rate);
+		idemq_pending_undo_last();
+		return TAKE_EARLY;
+	}
 	/* Only an entry knows the session with which an attached lease ends. */
 	args->claim_flags = taken.entry == LEASE_FULL ? flags & ~JOB_ATTACHED : flags;
 	if (write == JOB_WRITTEN)
@@ -153,7 +165,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 		if (taken.entry == LEASE_FULL && event == EVENT_CLAIM)
 			idemq_pending_counts_event(queue->id, COUNTER_BIT(COUNTER_ROW_ONLY));
 		idemq_token_epoch_note();
-		idemq_holds_note_claim(queue, job, &taken.charge, args->now);
+		idemq_holds_note_claim(queue, job, was_held, args->now);
 		/* Without an entry only the commit says that the group's next job may be promoted. */
 		if (taken.entry == LEASE_FULL && idemq_job_uses_permits(queue, job))
 			idemq_pending_groups_note(queue->qstate, queue->id, job_value(job, COL_GROUP_KEY),
@@ -161,10 +173,6 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 		return TAKE_DONE;
 	}
 	idemq_limit_undo_rate(queue, &taken.rate);
-	idemq_group_rate_limit_undo(queue, job, &taken.charge);
-	/* The session that beat us may have put the job off because of our charge. */
-	if (taken.charge.charged)
-		idemq_promote_later(queue, job_value(job, COL_GROUP_KEY));
 	if (write == JOB_CHANGED)
 	{
 		undo_changed(queue, job->id);

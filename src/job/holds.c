@@ -46,8 +46,8 @@
  * DUE_READY: the worker reads until when the queue is held, and has itself run again then
  * (worker/waking.c, as for the end of a pause).  A deferred job has its own entry in the ready
  * index, and becomes due like any other job.  A waiter that has found its queue held wakes at the
- * end of the hold by itself, even without a worker.  After idemq.resume all waiters look again, and
- * the held groups are marked, so that their jobs become due.
+ * end of the hold by itself, even without a worker.  After idemq.resume all waiters look again;
+ * resume itself makes the jobs of held groups due, except those that an open claim is deferring.
  *
  * If no job of a group is ever claimed again, retention deletes the group's rows, once no call can
  * be refused because of them.  It also deletes rows of queues, apart from the last one, since claims
@@ -66,7 +66,6 @@
 #include "job/job.h"
 #include "queue/queue.h"
 #include "table/table.h"
-#include "txn/txn.h"
 
 /* '' for the queue, in place of NULL: the index is on that expression. */
 static SqlStatement find_hold =
@@ -91,7 +90,7 @@ static SqlStatement end_all =
 	{.latest = true,
 	 .text = "WITH ended AS (UPDATE idemq_internal.hold_entries SET until = $2 WHERE queue_id = $1 "
 			 "AND until > $2 AND ($3 IS NULL OR group_key = $3) RETURNING group_key) "
-			 "SELECT coalesce(group_key, '') FROM ended GROUP BY 1",
+			 "SELECT FROM ended GROUP BY group_key",
 	 .types = {INT4OID, TIMESTAMPTZOID, TEXTOID}};
 
 /* Returns a group as find_hold names it; a group of 0 is the whole queue. */
@@ -133,22 +132,20 @@ idemq_group_held_until(const QueueInfo *queue, Datum name)
 }
 
 /*
- * Returns whether a hold of its group keeps a fetched job from starting.  If so, sets charge->next
- * to the time at which to try again, and charges nothing.
+ * Returns the time until which a hold of its group keeps a fetched job from starting, DT_NOBEGIN if
+ * none does.  *was_held: the group has a hold that has ended.
  */
-bool
-idemq_group_holds_back(const QueueInfo *queue, const Job *job, GroupCharge *charge)
+TimestampTz
+idemq_group_holds_back(const QueueInfo *queue, const Job *job, bool *was_held)
 {
 	Hold hold;
 
-	charge->was_held = false;
+	*was_held = false;
 	if (likely(!queue->has_group_holds) || !has_group(job) ||
 		!idemq_hold_find(queue, job_value(job, COL_GROUP_KEY), &hold))
-		return false;
-	charge->charged = false;
-	charge->next = hold.until;
-	charge->was_held = hold.until <= idemq_now();
-	return !charge->was_held;
+		return DT_NOBEGIN;
+	*was_held = hold.until <= idemq_now();
+	return *was_held ? DT_NOBEGIN : hold.until;
 }
 
 /* Deletes the rows of holds that ended before a job was claimed. */
@@ -162,34 +159,20 @@ forget_ended(const QueueInfo *queue, Datum group, TimestampTz claimed_at)
 
 /*
  * Called after a claim whose row this transaction has written: the next hold of the job's queue and
- * group may now begin.  charge must be as idemq_group_holds_back left it.  The queue's rows are
- * deleted once per subtransaction, regardless of how many jobs it claims, unless another hold has
- * ended since.
+ * group may now begin.  was_held must be as idemq_group_holds_back left it.  The next lookup of the
+ * queue no longer has the hold.
  */
 void
-idemq_holds_note_claim(const QueueInfo *queue, const Job *job, const GroupCharge *charge,
+idemq_holds_note_claim(const QueueInfo *queue, const Job *job, bool was_held,
 					   TimestampTz claimed_at)
 {
-	static TransactionId told_in = InvalidTransactionId;
-	static SubTransactionId told_sub = InvalidSubTransactionId;
-	static int32 told_of = 0;
-	static TimestampTz told_until = DT_NOBEGIN;
-
-	if (likely(queue->held_until == DT_NOBEGIN && !charge->was_held))
+	if (likely(queue->held_until == DT_NOBEGIN && !was_held))
 		return;
 	if (IsolationUsesXactSnapshot())
 		return;
-	if (queue->held_until != DT_NOBEGIN &&
-		!(told_in == GetTopTransactionId() && told_sub == GetCurrentSubTransactionId() &&
-		  told_of == queue->id && told_until >= queue->held_until))
-	{
+	if (queue->held_until != DT_NOBEGIN)
 		forget_ended(queue, (Datum) 0, claimed_at);
-		told_in = GetTopTransactionId();
-		told_sub = GetCurrentSubTransactionId();
-		told_of = queue->id;
-		told_until = queue->held_until;
-	}
-	if (charge->was_held)
+	if (was_held)
 		forget_ended(queue, job_value(job, COL_GROUP_KEY), claimed_at);
 }
 
@@ -291,29 +274,55 @@ idemq_hold_begin(const Attempt *attempt, Datum group, TimestampTz now, Timestamp
 }
 
 /*
+ * $1: queue, $2: now, $3: JOB_RATE_LIMITED, $4: JOB_PERMIT, $5: group.  A time that the job itself
+ * was given stays.  In a group with permits, a job without one has the time for which it waits in
+ * run_at (idemq_permit_follow), and waits for a permit when it is due.  Never waits for a row.
+ */
+#define END_WAITS(of_group)                                                                        \
+	"WITH due AS MATERIALIZED (SELECT id, greatest($2, run_at) AS at FROM idemq.jobs "             \
+	"WHERE queue_id = $1 AND ready_at > $2 AND " of_group                                          \
+	" AND finished_at IS NULL AND flags & $3 <> 0 FOR NO KEY UPDATE SKIP LOCKED) "                 \
+	"UPDATE idemq.jobs j SET ready_at = due.at, flags = flags & ~$3, "                             \
+	"run_at = CASE WHEN flags & $4 = 0 THEN due.at END FROM due WHERE j.id = due.id"
+
+static SqlStatement end_waits = {.text = END_WAITS("group_key <> ''"),
+								 .types = {INT4OID, TIMESTAMPTZOID, INT4OID, INT4OID},
+								 .on_jobs = true,
+								 .latest = true};
+static SqlStatement end_waits_of_group = {.text = END_WAITS("group_key = $5"),
+										  .types = {INT4OID, TIMESTAMPTZOID, INT4OID, INT4OID,
+													TEXTOID},
+										  .on_jobs = true,
+										  .few = true,
+										  .latest = true};
+
+/*
+ * Makes the jobs due that wait for the rate, or for the end of a hold, of their group: of one group,
+ * or, if name is 0, of the queue.  The next claim defers those that still start too soon.
+ */
+void
+idemq_group_waits_end(int32 queue_id, Datum name)
+{
+	Datum values[] = {Int32GetDatum(queue_id), TimestampTzGetDatum(idemq_now()),
+					  Int32GetDatum(JOB_RATE_LIMITED), Int32GetDatum(JOB_PERMIT), name};
+
+	(void) idemq_spi_do(name == (Datum) 0 ? &end_waits : &end_waits_of_group, values, NULL);
+}
+
+/*
  * Ends the holds of a group, or, if group is 0, of a queue and all of its groups, for idemq.resume;
- * returns how many.  After the commit the groups are checked: a job that waits for the end of a hold
- * becomes due.  May wait for another call of idemq.resume.
+ * returns how many.  The jobs that wait for the end of a group's hold become due.  May wait for
+ * another call of idemq.resume.
  */
 int
 idemq_holds_end(int32 queue_id, Datum group)
 {
 	Datum values[] = {Int32GetDatum(queue_id), TimestampTzGetDatum(idemq_now()), group};
+	int ended = (int) idemq_spi_do(&end_all, values, NULL);
 	QueueInfo queue;
-	SqlScope scope;
-	uint64 ended;
 
-	if (!idemq_queue_by_id(queue_id, &queue))
-		return 0;
-	idemq_spi_begin(&scope);
-	ended = idemq_spi_run(&end_all, values, NULL);
-	for (uint64 i = 0; i < ended; i++)
-	{
-		Datum name = idemq_spi_value(i, 1, NULL);
-
-		if (VARSIZE_ANY_EXHDR(DatumGetPointer(name)) > 0)
-			idemq_pending_groups_note(queue.qstate, queue_id, name, GROUP_KEEP_LOW_WATER);
-	}
-	idemq_spi_end(&scope);
-	return (int) ended;
+	/* Also after a hold that has ended already: see job/group_rate_limit.c. */
+	if (idemq_queue_by_id(queue_id, &queue) && queue.has_group_holds)
+		idemq_group_waits_end(queue_id, group);
+	return ended;
 }

@@ -12,7 +12,6 @@
 
 #include "base/base.h"
 #include "queue/queue.h"
-#include "shared/counts/counts.h"
 #include "shared/groups/groups.h"
 #include "shared/leases/leases.h"
 #include "shared/queue_states/queue_states.h"
@@ -198,9 +197,6 @@ typedef struct DuplicateRule
 	const Interval *max_wait; /* of replace: from the first request on; NULL: no limit */
 	bool is_ours;			  /* the server has made the key: see job/kept_key.c */
 	WhenFull when_full;		  /* of a new job */
-	/* for rerun: idemq_job_rerun; job/rerun.c stands above this room's other files */
-	JobWrite (*rerun)(JobsTable *table, const QueueInfo *queue, const Job *job,
-					  const JobChange *columns, JobWait wait, JobStatus *status);
 } DuplicateRule;
 
 typedef struct EnqueueAnswer
@@ -361,21 +357,9 @@ extern bool idemq_promote_group(const QueueInfo *queue, Datum name);
  *		group_rate_limit: how many jobs of a group may be started in group_rate_period.
  */
 
-/* What a start has taken from its group's rate. */
-typedef struct GroupCharge
-{
-	bool charged;	  /* false: there was nothing to take */
-	TimestampTz next; /* for a start that is refused: when to try again */
-	bool was_held;	  /* its group had a hold that has ended (job/holds.c) */
-	BucketCharge bucket;
-} GroupCharge;
-
+extern bool idemq_group_has_rate_limit(const QueueInfo *queue, Datum group);
 extern int64 idemq_starts_known_since(const QueueInfo *queue);
-extern bool idemq_group_rate_limit_take(const QueueInfo *queue, const Job *job,
-										GroupCharge *charge);
-extern void idemq_group_rate_limit_undo(const QueueInfo *queue, const Job *job,
-										const GroupCharge *charge);
-extern bool idemq_group_start_is_sooner(const QueueInfo *queue, const Job *job, TimestampTz *until);
+extern TimestampTz idemq_group_rate_limit_take(const QueueInfo *queue, Datum name);
 extern TimestampTz idemq_group_rate_limit_next(const QueueInfo *queue, Datum name);
 extern TimestampTz idemq_group_next_start(const QueueInfo *queue, Datum name);
 extern JobWrite idemq_job_defer_until(JobsTable *table, const Job *job, const QueueInfo *queue,
@@ -485,8 +469,8 @@ extern JobWrite idemq_job_replace(JobsTable *table, const QueueInfo *queue, cons
  *		A request for a job that is in progress, or finished: it runs once more.
  */
 
-extern JobWrite idemq_job_rerun(JobsTable *table, const QueueInfo *queue, const Job *job,
-								const JobChange *columns, JobWait wait, JobStatus *status);
+extern void idemq_new_job_or_rerun(JobsTable *table, const QueueInfo *queue, JobChange *columns,
+								   DuplicateRule rule, JobWait wait, EnqueueAnswer *answer);
 
 /*
  * kept_key.c
@@ -631,11 +615,12 @@ typedef struct Hold
 
 extern bool idemq_hold_find(const QueueInfo *queue, Datum group, Hold *hold);
 extern TimestampTz idemq_group_held_until(const QueueInfo *queue, Datum name);
-extern bool idemq_group_holds_back(const QueueInfo *queue, const Job *job, GroupCharge *charge);
-extern void idemq_holds_note_claim(const QueueInfo *queue, const Job *job,
-								   const GroupCharge *charge, TimestampTz claimed_at);
+extern TimestampTz idemq_group_holds_back(const QueueInfo *queue, const Job *job, bool *was_held);
+extern void idemq_holds_note_claim(const QueueInfo *queue, const Job *job, bool was_held,
+								   TimestampTz claimed_at);
 extern TimestampTz idemq_hold_begin(const Attempt *attempt, Datum group, TimestampTz now,
 									TimestampTz until);
+extern void idemq_group_waits_end(int32 queue_id, Datum name);
 extern int idemq_holds_end(int32 queue_id, Datum group);
 
 /*
@@ -679,7 +664,6 @@ typedef enum Promotion
 {
 	PROMOTED,			/* there is a pending job now, which is not committed yet */
 	PROMOTED_FOR_LATER, /* the same, but it is not due yet; or what it waits for was written */
-	HASTENED,			/* its next job was waiting for a later time, and is due now */
 	JOINED,				/* a child has joined its group, which is to be promoted next */
 	AT_LIMIT,			/* all permits of its group are taken, and there is a next job */
 	HAS_HEAD,			/* there is nothing to do until it is marked again */

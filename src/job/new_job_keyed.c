@@ -146,13 +146,12 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const Job *job, const
 	idemq_tick_key_check(queue->id, columns->values[COL_KEY]);
 	if (idemq_job_is_replaceable(job, rule->policy == DUPLICATE_RERUN))
 		write = replace(table, queue, job, columns, rule, wait);
-	else if (rule->policy == DUPLICATE_RERUN)
-	{
-		write = rule->rerun(table, queue, job, columns, wait, &answer->status);
-		answer->outcome = OUTCOME_RERUN;
-	}
 	else
+	{
+		if (rule->policy == DUPLICATE_RERUN)
+			answer->outcome = OUTCOME_RERUN;
 		return JOB_WRITTEN;
+	}
 	if (write == JOB_WRITTEN)
 		idemq_jobs_refresh(table); /* a batch may come to that key again */
 	else
@@ -239,7 +238,8 @@ take_keyed_room(JobsTable *table, const QueueInfo *queue, const JobChange *colum
 
 /*
  * Adds the job with these columns, key among them; or answers with the job that has the key, and
- * replaces it, or has it run once more, if the rule says so.  A caller that skips is answered
+ * replaces it, if the rule says so.  OUTCOME_RERUN: the caller is to have that job run once more
+ * (idemq_new_job_or_rerun).  A caller that skips is answered
  * OUTCOME_LOCKED, and nothing else, when a concurrent duplicate's transaction is open, or another
  * holds the row that would be changed.  The job gets its id here, unless the columns have it.
  * Raises IQ003, IQ004; IQ007 for a new job of a full queue or group; 42501 for the key of another

@@ -101,11 +101,11 @@ promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group,
 		promotion = idemq_promote_one(table, queue, &group->key, name, &low_water);
 	if (promotion == JOINED)
 		return false;
-	if (promotion == PROMOTED || promotion == PROMOTED_FOR_LATER || promotion == HASTENED)
+	if (promotion == PROMOTED || promotion == PROMOTED_FOR_LATER)
 		idemq_pending_groups_note_low_water(group, low_water);
 	else if (!again)
 		idemq_pending_groups_done(queue->qstate, &left, release[promotion]);
-	return promotion == PROMOTED || promotion == HASTENED;
+	return promotion == PROMOTED;
 }
 
 static bool promote_named(JobsTable *table, const QueueInfo *queue, Datum name);
@@ -217,7 +217,6 @@ scan_groups(JobsTable *table, const QueueInfo *queue, int max)
 	Datum last = (Datum) 0;
 	Datum name = resumed ? datumCopy(PointerGetDatum(left_off.name), false, -1) : (Datum) 0;
 	int promoted = 0;
-	TimestampTz until;
 	Job job;
 
 	leave_off(0, (Datum) 0);
@@ -245,8 +244,7 @@ scan_groups(JobsTable *table, const QueueInfo *queue, int max)
 		/* There may be many paused groups: if no job of such a group is ready, read no further. */
 		if (idemq_jobs_group_is_paused(table, queue, name, NULL)
 				? job.status != JOB_BLOCKED || idemq_pending_groups_pauses()
-				: job.status == JOB_BLOCKED || idemq_group_uses_permits(queue, name) ||
-					  idemq_group_start_is_sooner(queue, &job, &until))
+				: job.status == JOB_BLOCKED || idemq_group_uses_permits(queue, name))
 			promoted += promote_named(table, queue, name);
 	}
 	MemoryContextSwitchTo(old);

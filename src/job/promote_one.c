@@ -4,6 +4,11 @@
  *
  * Why there is one head at most, and no group forgotten: job/promote.c.  Why there are no more
  * permits than group_max_running: job/permits.c.
+ *
+ * A FIFO group is not treated as a group with one permit.  Its head is any job with a ready_at,
+ * whatever the flags of its row say: a job that was written by hand, or that waits for a retry, has
+ * no permit and is the head all the same.  And one lookup finds the head, whereas find_next reads all
+ * jobs of the group that have a ready_at, and their lease entries.
  */
 #include "postgres.h"
 
@@ -57,31 +62,6 @@ promoted(const EventArgs *args)
 }
 
 /*
- * Looks again at the job that is next in its group: if it waits for group_rate_limit, or for the end
- * of a hold, longer than it still has to, it becomes due when its group may start it
- * (job/group_rate_limit.c).  Returns HAS_HEAD if it stays as it is; HASTENED if it is due now; and
- * PROMOTED_FOR_LATER if it still has to wait until some later time.  In the last two cases, the
- * group stays owned until this transaction ends.
- */
-static Promotion
-promote_recheck_start(JobsTable *table, const QueueInfo *queue, const Job *job)
-{
-	TimestampTz until;
-
-	if (!idemq_group_start_is_sooner(queue, job, &until))
-		return HAS_HEAD;
-	switch (idemq_job_defer_until(table, job, queue, until))
-	{
-		case JOB_WRITTEN:
-			return until > idemq_now() ? PROMOTED_FOR_LATER : HASTENED;
-		case JOB_LOCKED:
-			return HELD;
-		default:
-			return NOT_FOR_US;
-	}
-}
-
-/*
  * Returns what a group with one head needs by the table's snapshot: PROMOTED when *job is to be
  * the head.
  */
@@ -90,10 +70,9 @@ find_head(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum n
 {
 	GroupLowWater from = idemq_pending_groups_low_water(queue->qstate, key);
 
-	if (idemq_jobs_group_head(table, queue->id, name, from.heads, job))
-		return promote_recheck_start(table, queue, job);
 	/* HAS_HEAD also for no job, or for one that was written by hand, without a ready_at. */
-	return idemq_jobs_group_blocked(table, queue->id, name, from.blocked, job) &&
+	return !idemq_jobs_group_head(table, queue->id, name, from.heads, job) &&
+				   idemq_jobs_group_blocked(table, queue->id, name, from.blocked, job) &&
 				   job->status == JOB_BLOCKED
 			   ? PROMOTED
 			   : HAS_HEAD;
@@ -120,8 +99,7 @@ find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum n
 	*low_water = (GroupLowWater){idemq_is_no_group(name) ? now : Min(permits.first, now),
 								 from.blocked, permits.last};
 	if (permits.next != 0)
-		return idemq_jobs_fetch(table, permits.next, job) ? promote_recheck_start(table, queue, job)
-														  : HAS_HEAD;
+		return HAS_HEAD;
 	/* Jobs that made way in this visit are above the low-water mark until it ends. */
 	if (!idemq_jobs_group_blocked(table, queue->id, name, Max(from.blocked, passed), job) ||
 		job->status != JOB_BLOCKED)

@@ -33,9 +33,9 @@
  * kind and time of the columns, and the time to live of the key if they have one.  Sets *status to
  * the new status of a finished one.
  */
-JobWrite
-idemq_job_rerun(JobsTable *table, const QueueInfo *queue, const Job *job, const JobChange *columns,
-				JobWait wait, JobStatus *status)
+static JobWrite
+rerun_job(JobsTable *table, const QueueInfo *queue, const Job *job, const JobChange *columns,
+		  JobWait wait, JobStatus *status)
 {
 	EventArgs args = {.now = idemq_now()};
 	JobRequest *request = &args.request;
@@ -59,4 +59,31 @@ idemq_job_rerun(JobsTable *table, const QueueInfo *queue, const Job *job, const 
 							: waits	   ? EVENT_RERUN_GROUPED
 									   : EVENT_RERUN,
 							&args, wait);
+}
+
+/*
+ * As idemq_new_job_keyed, and has a duplicate that is running or finished run once more, if the rule
+ * says so (OUTCOME_RERUN).
+ */
+void
+idemq_new_job_or_rerun(JobsTable *table, const QueueInfo *queue, JobChange *columns,
+					   DuplicateRule rule, JobWait wait, EnqueueAnswer *answer)
+{
+	JobWrite write = JOB_CHANGED;
+	Job job;
+
+	do
+	{
+		idemq_new_job_keyed(table, queue, columns, rule, wait, answer);
+		if (answer->outcome != OUTCOME_RERUN)
+			return;
+		if (idemq_jobs_fetch(table, answer->id, &job))
+			write = rerun_job(table, queue, &job, columns, wait, &answer->status);
+		if (write == JOB_CHANGED)
+			idemq_jobs_refresh_or_raise(table);
+	} while (write == JOB_CHANGED);
+	if (write == JOB_WRITTEN)
+		idemq_jobs_refresh(table); /* a batch may come to that key again */
+	else
+		answer->outcome = OUTCOME_LOCKED;
 }

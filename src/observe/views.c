@@ -3,7 +3,7 @@
  *		SQL functions behind the views of what is running: leases (running_jobs), handler_states
  *		(handlers), worker_state (background_worker) and task_counts (maintenance_tasks).
  *
- * They read shared memory, and the rows of jobs and handlers.
+ * They read shared memory, including the counters of queues, and the rows of jobs and handlers.
  */
 #include "postgres.h"
 
@@ -17,8 +17,10 @@
 
 #include "base/base.h"
 #include "queue/queue.h"
+#include "shared/counts/counts.h"
 #include "shared/leases/leases.h"
 #include "shared/processes/processes.h"
+#include "shared/queue_states/queue_states.h"
 #include "table/table.h"
 
 /* Adds a column of a job's row; NULL unless is_current. */
@@ -101,39 +103,40 @@ static SqlStatement list_handlers = {.text = "SELECT queue_id FROM idemq_interna
 
 /* Adds the row of one handler; show_errors: the caller may see error messages. */
 static void
-add_handler(ReturnSetInfo *set, const HandlerInfo *info, bool has_qstate, bool show_errors)
+add_handler(ReturnSetInfo *set, const HandlerInfo *info, const QueueState *qstate, bool show_errors)
 {
-	HandlerKey key = {MyDatabaseId, info->queue_id};
+	QueueStateKey key = {MyDatabaseId, info->queue_id};
 	RowBuilder row = {0};
-	HandlerState state;
+	CounterView counts = {0};
+	HandlerStatus status;
 	const char *error = NULL;
 	const char *name;
 	int processes;
 	int busy;
 
-	idemq_handler_state(key, &state);
-	idemq_handler_processes(key, &processes, &busy);
-	name = info->stopped				  ? "stopped"
-		   : busy > 0					  ? "running"
-		   : !idemq_worker				  ? "off"
-		   : state.refused || !has_qstate ? "refused"
-		   : state.waits				  ? "waiting"
-										  : "idle";
+	idemq_handler_state(key, &status, &processes, &busy);
+	if (qstate != NULL && !idemq_counters_read(idemq_qstate_index(qstate), info->queue_id, &counts))
+		memset(&counts, 0, sizeof(counts));
+	name = info->stopped						   ? "stopped"
+		   : busy > 0							   ? "running"
+		   : !idemq_worker						   ? "off"
+		   : status.failures > 0 || qstate == NULL ? "refused"
+		   : status.waits						   ? "waiting"
+												   : "idle";
 	/* The reason why it does not run, or else its last error. */
 	if (show_errors && info->stopped)
 		error = idemq_handler_stopped_text(info);
-	else if (show_errors && !has_qstate)
+	else if (show_errors && qstate == NULL)
 		error = HANDLER_WITHOUT_QUEUE_STATE;
-	else if (show_errors && state.error[0] != '\0')
-		error = state.error;
+	else if (show_errors && status.error[0] != '\0')
+		error = status.error;
 	row_add(&row, Int32GetDatum(info->queue_id));
 	row_add(&row, CStringGetTextDatum(name));
 	row_add(&row, Int32GetDatum(processes));
-	row_add(&row, Int64GetDatum(state.done));
-	row_add(&row, Int64GetDatum(state.failed));
-	row_add(&row, Float8GetDatum(state.rate));
+	row_add(&row, Int64GetDatum((int64) counts.counters[COUNTER_COMMITTED]));
+	row_add(&row, Int64GetDatum((int64) counts.counters[COUNTER_FAILED]));
 	row_add_if(&row, error != NULL, CStringGetTextDatum(error == NULL ? "" : error));
-	row_add_if(&row, error != NULL && state.error_at != 0, TimestampTzGetDatum(state.error_at));
+	row_add_if(&row, error != NULL && status.error_at != 0, TimestampTzGetDatum(status.error_at));
 	tuplestore_putvalues(set->setResult, set->setDesc, row.values, row.nulls);
 }
 
@@ -159,7 +162,7 @@ SQL_FUNCTION(idemq_sql_handler_states)
 
 		if ((allowed || (monitor && idemq_queue_by_id(id, &queue))) &&
 			idemq_handler_read(id, &info))
-			add_handler(set, &info, queue.qstate != NULL, allowed);
+			add_handler(set, &info, queue.qstate, allowed);
 	}
 	return (Datum) 0;
 }

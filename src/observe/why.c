@@ -148,18 +148,17 @@ static bool
 say_handler(WhyCall *call)
 {
 	const QueueInfo *queue = &call->queue;
-	HandlerKey key = {MyDatabaseId, queue->id};
+	QueueStateKey key = {MyDatabaseId, queue->id};
 	HandlerInfo handler;
 	HandlerTarget target;
-	HandlerState state;
+	HandlerStatus status;
 	const char *why;
 	int processes;
 	int busy; /* not shown */
 
 	if (!idemq_handler_read(queue->id, &handler))
 		return false;
-	idemq_handler_state(key, &state);
-	idemq_handler_processes(key, &processes, &busy);
+	idemq_handler_state(key, &status, &processes, &busy);
 	say(call, "; the handler of queue \"%s\" ", queue->name);
 	if (handler.stopped)
 		say(call, "is %s", idemq_handler_stopped_text(&handler));
@@ -169,9 +168,9 @@ say_handler(WhyCall *call)
 		say(call, "is not running: idemq.worker is off");
 	else if (processes > 0)
 		say(call, "will claim it: %d of its %d processes are running", processes, handler.workers);
-	else if (state.refused)
+	else if (status.failures > 0)
 		say(call, "is not running: see last_error in idemq.handlers");
-	else if (state.waits)
+	else if (status.waits)
 		say(call, "is waiting for a free process: raise idemq.max_handler_workers or "
 				  "max_worker_processes");
 	else

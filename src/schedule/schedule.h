@@ -53,7 +53,6 @@ extern void idemq_tick_begin(void);
 extern int64 idemq_tick_due_at(const QueueStateView *view);
 extern void idemq_tick_some(void);
 extern void idemq_tick_ended(const QueueStateView *view, bool done);
-extern void idemq_tick_all(void);
 extern char *idemq_tick_overdue(TimestampTz by);
 
 #endif

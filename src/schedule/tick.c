@@ -1,7 +1,7 @@
 /*
  * schedule/tick.c
- *		Enqueues the ticks that are due: as a task of the background worker, for advance_clock
- *		(idemq_tick_all), and in the procedure tick(), for drivers where the worker is off.
+ *		Enqueues the ticks that are due: as a task of the background worker, and in the procedure
+ *		tick(), for drivers where the worker is off.
  *
  * Finding the schedules that are due, and enqueueing their ticks, is done in SQL
  * (sql/parts/80_schedules.sql).
@@ -86,12 +86,6 @@ static SqlStatement list_overdue =
 			 "FROM idemq_internal.schedule_times($1, true) WHERE at <= $1",
 	 .types = {TIMESTAMPTZOID},
 	 .fields = SQL_SCALAR(Datum)};
-/* The same schedules, for advance_clock.  Those that have failed come last. */
-static SqlStatement list_due =
-	{.text = "SELECT name, place FROM idemq_internal.schedule_times($1, true) WHERE at <= $1 "
-			 "ORDER BY failed_at NULLS FIRST, name",
-	 .types = {TIMESTAMPTZOID},
-	 .fields = (const SqlField[]){SQL_FIELD(KnownSchedule, name), SQL_FIELD(KnownSchedule, place)}};
 /* Returns no row if one of the schedules has failed.  on_jobs: it fires a user's triggers. */
 static SqlStatement run_together = {
 	.locks = true,
@@ -230,18 +224,6 @@ run_one(KnownSchedule *schedule, MemoryContext context)
 	(void) idemq_spi_row(&run_alone, values, &ran, sizeof(ran));
 	MemoryContextSwitchTo(old);
 	note_run(schedule, &ran);
-}
-
-/* Runs all schedules that are due, in the caller's transaction. */
-void
-idemq_tick_all(void)
-{
-	Datum now = TimestampTzGetDatum(idemq_wall_now());
-	int count;
-	KnownSchedule *due = idemq_spi_rows(&list_due, &now, sizeof(KnownSchedule), &count);
-
-	for (int i = 0; i < count; i++)
-		run_one(&due[i], CurrentMemoryContext);
 }
 
 /* Returns the names of the schedules that are due at a time; NULL if none is. */

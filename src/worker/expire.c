@@ -246,19 +246,3 @@ idemq_expire_ended(const QueueStateView *view, bool done)
 	idemq_due_by(view->qstate, DUE_EXPIRY, done ? scan->next : 0);
 	scan->not_before = idemq_mono_now() + PAUSES * scan->took;
 }
-
-/* Cancels all expired jobs of a queue, for a session that does the work of the worker. */
-void
-idemq_expire_all(const QueueInfo *queue)
-{
-	ExpireScan *scan = scan_of(queue->id);
-
-	scan->under_way = false;
-	do
-	{
-		CHECK_FOR_INTERRUPTS();
-		idemq_expire_some(queue);
-	} while (scan->priority < IDEMQ_PRIORITIES);
-	scan->under_way = false;
-	idemq_due_by(queue->qstate, DUE_EXPIRY, scan->next);
-}

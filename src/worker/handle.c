@@ -112,19 +112,17 @@ start_one(const QueueInfo *queue, const HandlerInfo *info)
 void
 idemq_handle(const QueueInfo *queue)
 {
-	HandlerKey key = {MyDatabaseId, queue->id};
+	QueueStateKey key = {MyDatabaseId, queue->id};
 	HandlerInfo info;
 	TimestampTz next_due;
 	uint32 crashed = pg_atomic_read_u32(&queue->qstate->handler) & CRASHED;
 
 	if (!idemq_handler_read(queue->id, &info))
 	{
-		idemq_handler_settle(queue->qstate, key, 0);
-		idemq_handler_forget(key);
+		idemq_handler_settle(queue->qstate, key, 0, 0);
 		(void) pg_atomic_fetch_and_u32(&queue->qstate->handler, ~CRASHED);
 		return;
 	}
-	idemq_handler_note_set(key, info.set_at);
 	/* A former server crashed in the middle of the handler's jobs. */
 	if (crashed != 0)
 	{
@@ -138,7 +136,7 @@ idemq_handle(const QueueInfo *queue)
 		(void) pg_atomic_fetch_and_u32(&queue->qstate->handler, ~CRASHED);
 		(void) idemq_handler_read(queue->id, &info);
 	}
-	idemq_handler_settle(queue->qstate, key, info.stopped ? 0 : info.workers);
+	idemq_handler_settle(queue->qstate, key, info.set_at, info.stopped ? 0 : info.workers);
 	if (info.stopped || idemq_queue_is_closed(queue) || !idemq_ready_check(queue, &next_due, NULL))
 		return;
 	idemq_due_by(queue->qstate, DUE_HANDLER, start_one(queue, &info));

@@ -380,27 +380,22 @@ idemq_retention_ended(const QueueStateView *view, bool done)
 	visiting = false;
 }
 
-/* Deletes jobs and other rows that are past their retention; returns the number of jobs. */
-int64
-idemq_retention_apply(int64 max_jobs)
+/*
+ * apply_retention(max_jobs) -> how many jobs were deleted, besides other rows that are past their
+ * retention; 22023, 25006.
+ */
+SQL_FUNCTION(idemq_sql_apply_retention)
 {
+	int64 max_jobs = idemq_arg_int(fcinfo, 0, "max_jobs", 1, PG_INT32_MAX);
 	TimestampTz now = idemq_now();
 	IdScan scan = ALL_IDS;
 	ByTime by_time = ALL_TIMES;
 	int64 purged = 0;
 
+	idemq_jobs_check_writable();
 	refusal_logged = false;
 	while (purged < max_jobs && !id_scan_is_over(&scan))
 		purged += purge_jobs(&scan, false, now, (int) Min(BATCH_ROWS, max_jobs - purged), false);
 	(void) purge_by_time(&by_time, now, 3 * max_jobs);
-	return purged;
-}
-
-/* apply_retention(max_jobs) -> how many jobs were deleted; 22023, 25006. */
-SQL_FUNCTION(idemq_sql_apply_retention)
-{
-	int max_jobs = idemq_arg_int(fcinfo, 0, "max_jobs", 1, PG_INT32_MAX);
-
-	idemq_jobs_check_writable();
-	PG_RETURN_INT64(idemq_retention_apply(max_jobs));
+	PG_RETURN_INT64(purged);
 }

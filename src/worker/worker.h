@@ -139,7 +139,6 @@ extern int64 idemq_expire_due_at(const QueueStateView *view);
 extern void idemq_expire_some(const QueueInfo *queue);
 extern void idemq_expire_ended(const QueueStateView *view, bool done);
 extern void idemq_expire_make_due(void);
-extern void idemq_expire_all(const QueueInfo *queue);
 
 /*
  * retention.c
@@ -150,7 +149,6 @@ extern int64 idemq_retention_due_at(const QueueStateView *view);
 extern void idemq_retention_run(void);
 extern void idemq_retention_ended(const QueueStateView *view, bool done);
 extern void idemq_retention_make_due(void);
-extern int64 idemq_retention_apply(int64 max_jobs);
 
 /*
  * retention_ranges.c

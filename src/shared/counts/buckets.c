@@ -9,8 +9,7 @@
  * those are removed at once.
  *
  * The buckets of group_rate_limit (job/group_rate_limit.c) are among them.  If one is not there, as
- * after a restart, the caller says when it counted as used up.  A charge for a start that was not
- * made is taken back.
+ * after a restart, the caller says when it counted as used up.
  *
  * No holder gets the whole table: a holder, which is the groups of a queue, or admit in a database,
  * has half of it at most.  And no holder needs it: while there is no room, the names of a holder
@@ -188,16 +187,6 @@ remove_buckets(Removal which, Oid database, int32 holder)
 	return removed;
 }
 
-/* Counts one more bucket of a holder, if that leaves the count within its room. */
-static bool
-buckets_count_in(int32 holder, uint32 room)
-{
-	if (pg_atomic_fetch_add_u32(&buckets_shared->cells[holder].count, 1) < room)
-		return true;
-	pg_atomic_fetch_sub_u32(&buckets_shared->cells[holder].count, 1);
-	return false;
-}
-
 typedef struct Address
 {
 	BucketKey key;
@@ -262,9 +251,10 @@ buckets_enter(const Address *at, int32 holder, Cell *cell, const RateLimit *limi
 	LWLockAcquire(at->lock, LW_EXCLUSIVE);
 	sweep = buckets_shared->cells[holder].next_sweep <= now ||
 			buckets_shared->cells[holder].removals != buckets_shared->removals;
-	if (buckets_count_in(ALL_HOLDERS, idemq_max_buckets))
+	if (count_one_within(&buckets_shared->cells[ALL_HOLDERS].count, idemq_max_buckets))
 	{
-		bool may = buckets_count_in(holder, idemq_max_buckets - idemq_max_buckets / 2);
+		bool may = count_one_within(&buckets_shared->cells[holder].count,
+									idemq_max_buckets - idemq_max_buckets / 2);
 
 		if (may)
 			bucket = hash_search_with_hash_value(bucket_hash, &at->key, at->hash, HASH_ENTER_NULL,
@@ -372,7 +362,6 @@ use_bucket(BucketCharge *charge, const Address *at, const RateLimit *limit, Buck
 	int64 window = idemq_rate_window(limit);
 	int64 now = now_ns();
 
-	charge->is_shared = bucket == NULL;
 	if (bucket != NULL || use != CHARGE_OWN)
 	{
 		RateState asked;
@@ -384,6 +373,9 @@ use_bucket(BucketCharge *charge, const Address *at, const RateLimit *limit, Buck
 			idemq_rate_use_up_shared(rate, window, now, charge->used_up_at);
 		if (use == ASK)
 		{
+			/* Of cost 0: the state follows a change of the limit once, not at each question anew. */
+			(void) (bucket != NULL ? idemq_rate_call(limit, rate, now, 0)
+								   : idemq_rate_call_shared(limit, rate, window, now, 0));
 			asked = *rate;
 			rate = &asked;
 		}
@@ -423,22 +415,6 @@ idemq_bucket_ask(const BucketName *name, const RateLimit *limit, BucketCharge *c
 	Address at = address_of(name);
 
 	(void) use_bucket(charge, &at, limit, ASK);
-}
-
-/* Takes back a charge for a start that was not made; one of a cell stays. */
-void
-idemq_bucket_undo(const BucketName *name, const RateLimit *limit, const BucketCharge *charge)
-{
-	Address at = address_of(name);
-	Bucket *bucket = lock_bucket(&at);
-
-	if (bucket != NULL && !charge->is_shared)
-	{
-		SpinLockAcquire(&bucket->mutex);
-		idemq_rate_undo(limit, &bucket->rate, &charge->answer);
-		SpinLockRelease(&bucket->mutex);
-	}
-	LWLockRelease(at.lock);
 }
 
 TableUsage

@@ -135,6 +135,18 @@ typedef enum ServerCount
 
 #define SERVER_COUNTS (COUNT_FULL_GROUP_ROOM + 1)
 
+/* Counts one more, if that leaves a count, which others change too, within its room. */
+static inline bool
+count_one_within(pg_atomic_uint32 *count, uint32 room)
+{
+	if (pg_atomic_read_u32(count) >= room)
+		return false;
+	if (pg_atomic_fetch_add_u32(count, 1) < room)
+		return true;
+	pg_atomic_fetch_sub_u32(count, 1);
+	return false;
+}
+
 extern const char *const idemq_server_count_names[];
 extern const ShmemPart idemq_server_counts_part;
 
@@ -240,12 +252,11 @@ typedef struct BucketName
 	int length; /* bytes of the name */
 } BucketName;
 
-/* A charge of one to a bucket, which can be taken back. */
+/* A charge of one to a bucket. */
 typedef struct BucketCharge
 {
 	int64 used_up_at; /* ns of the monotonic clock: the limit counts as used up then; 0: never */
 	int qstate_index; /* index of the queue's */
-	bool is_shared;	  /* there was no room for a bucket: it is what names without one share */
 	RateAnswer answer;
 } BucketCharge;
 
@@ -256,8 +267,6 @@ extern void idemq_bucket_call(const BucketName *name, const RateLimit *limit, in
 extern void idemq_bucket_charge(const BucketName *name, const RateLimit *limit,
 								BucketCharge *charge);
 extern void idemq_bucket_ask(const BucketName *name, const RateLimit *limit, BucketCharge *charge);
-extern void idemq_bucket_undo(const BucketName *name, const RateLimit *limit,
-							  const BucketCharge *charge);
 extern TableUsage idemq_buckets_usage(void);
 extern void idemq_buckets_forget_database(Oid database);
 extern void idemq_buckets_forget_queue(int qstate_index);

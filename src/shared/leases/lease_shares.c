@@ -134,18 +134,6 @@ room_of_share(bool limited)
 	return room - (limited ? 0 : room * lease_shares_reserve() / idemq_max_leases);
 }
 
-/* Counts one more entry, if that leaves the count within its room. */
-static bool
-lease_shares_count_in(pg_atomic_uint32 *used, uint32 room)
-{
-	if (pg_atomic_read_u32(used) >= room)
-		return false;
-	if (pg_atomic_fetch_add_u32(used, 1) < room)
-		return true;
-	pg_atomic_fetch_sub_u32(used, 1);
-	return false;
-}
-
 /*
  * Takes room for an entry of this database; limited: its queue has max_running.  Returns the
  * share in which it is counted, -1 when there is no room.
@@ -155,10 +143,10 @@ idemq_lease_share_take(bool limited)
 {
 	Share *share = find_share();
 
-	if (lease_shares_count_in(&share->used, room_of_share(limited)))
+	if (count_one_within(&share->used, room_of_share(limited)))
 	{
-		if (lease_shares_count_in(&lease_shares_shared->shares[WHOLE_TABLE].used,
-								  room_of_table(limited)))
+		if (count_one_within(&lease_shares_shared->shares[WHOLE_TABLE].used,
+							 room_of_table(limited)))
 			return my_share;
 		pg_atomic_fetch_sub_u32(&share->used, 1);
 	}

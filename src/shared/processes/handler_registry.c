@@ -14,7 +14,9 @@
  *
  * A process that ends before it is READY has failed: the next one is deferred, for a second,
  * twice as long each time, up to 64 s.  (The server's log says why it failed: perhaps the role
- * was locked out between the worker's check and the login.)
+ * was locked out between the worker's check and the login.)  So is the next one when the handler may
+ * not run.  The queue's state says how often that has happened, and why (HandlerStatus); without a
+ * queue state no handler runs.
  *
  * What asks for a process.  DUE_HANDLER in a queue's state is the time when the worker next looks
  * at its handler.  A commit that makes a job ready sets it, if the queue state is armed: the
@@ -27,12 +29,13 @@
  * asked to leave: an idle one, or else one that has run for a while, of the handler that has
  * most.  It leaves after its job; if that lasts, another one is asked.
  *
- * Locks: handlers_lock, level 4, covers all but the atomics of queue states.
+ * Locks: handlers_lock, level 4, covers the handler slots, and QueueState.handler_status.
  */
 #include "postgres.h"
 
 #include <signal.h>
 
+#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
@@ -51,6 +54,10 @@
 /* A process that others wait for may stay for so long. */
 #define FAIR_SLICE (5 * USECS_PER_SEC)
 
+/* After a failed start the next one is deferred for a second, doubled up to 2^6. */
+#define FAILED_PAUSE USECS_PER_SEC
+#define FAILED_DOUBLINGS 6
+
 typedef enum ProcessState
 {
 	HANDLER_FREE,
@@ -62,7 +69,7 @@ typedef enum ProcessState
 typedef struct HandlerSlot
 {
 	ProcessState state;
-	HandlerKey key;
+	QueueStateKey key;
 	uint64 serial; /* grows with each start */
 	pid_t pid;	   /* from ATTACHED on */
 	int32 proc;
@@ -97,7 +104,7 @@ const ShmemPart idemq_handlers_part = {.area = (void **) &handler_registry,
 									   .init = handler_registry_init};
 
 static bool
-same(HandlerKey a, HandlerKey b)
+same(QueueStateKey a, QueueStateKey b)
 {
 	return a.database == b.database && a.queue_id == b.queue_id;
 }
@@ -137,7 +144,7 @@ typedef struct Census
 
 /* Lock held. */
 static Census
-count_processes(HandlerKey key)
+count_processes(QueueStateKey key)
 {
 	Census census = {0};
 
@@ -163,17 +170,67 @@ count_processes(HandlerKey key)
 
 /* Computes whether a commit in the queue is to ask for a process.  Lock held. */
 static void
-arm(QueueState *qstate, HandlerKey key)
+arm(QueueState *qstate, QueueStateKey key)
 {
 	Census census;
 
 	if (!idemq_qstate_is_of(qstate, key.queue_id))
 		return;
 	census = count_processes(key);
-	if (qstate->handler_wanted > census.own && !census.idle)
+	if (qstate->handler_status.wanted > census.own && !census.idle)
 		(void) pg_atomic_fetch_or_u32(&qstate->handler, HANDLER_ARMED);
 	else
 		(void) pg_atomic_fetch_and_u32(&qstate->handler, ~HANDLER_ARMED);
+}
+
+/* Notes an error of a handler.  Lock held. */
+static void
+note_error(HandlerStatus *status, const char *error)
+{
+	int length = pg_mbcliplen(error, (int) strlen(error), HANDLER_TEXT - 1);
+
+	memcpy(status->error, error, length);
+	status->error[length] = '\0';
+	status->error_at = idemq_now();
+}
+
+/* Notes the error of an attempt of a handler. */
+void
+idemq_handler_note_error(QueueStateKey key, const char *error)
+{
+	QueueState *qstate = idemq_qstate_find(key.database, key.queue_id);
+
+	if (qstate == NULL)
+		return;
+	LWLockAcquire(&handler_registry->handlers_lock, LW_EXCLUSIVE);
+	note_error(&qstate->handler_status, error);
+	LWLockRelease(&handler_registry->handlers_lock);
+}
+
+/*
+ * Notes why no process may run a handler, NULL where that is not known, and defers the next start;
+ * returns until when (mono).
+ */
+int64
+idemq_handler_refuse(QueueStateKey key, const char *why)
+{
+	QueueState *qstate = idemq_qstate_find(key.database, key.queue_id);
+	HandlerStatus *status;
+	int64 again;
+
+	if (qstate == NULL)
+		return PG_INT64_MAX;
+	status = &qstate->handler_status;
+	LWLockAcquire(&handler_registry->handlers_lock, LW_EXCLUSIVE);
+	if (why != NULL)
+		note_error(status, why);
+	else if (status->failures == 0)
+		note_error(status, "one of its processes exited before it was ready: see the server log");
+	again = idemq_mono_now() + (FAILED_PAUSE << Min(status->failures, FAILED_DOUBLINGS));
+	status->not_before = again;
+	status->failures++;
+	LWLockRelease(&handler_registry->handlers_lock);
+	return again;
 }
 
 /*
@@ -182,7 +239,7 @@ arm(QueueState *qstate, HandlerKey key)
  * one may be at a job that does not end.  Lock held.
  */
 static void
-ask_to_leave(HandlerKey key)
+ask_to_leave(QueueStateKey key)
 {
 	HandlerSlot *chosen = NULL;
 	int most = 0;
@@ -227,11 +284,14 @@ idemq_handler_reserve(QueueState *qstate, int wanted, HandlerTicket *ticket, int
 	HandlerReserve result = HANDLER_RESERVED;
 	Census census;
 
-	*again = idemq_handler_paused_until(ticket->key);
-	if (*again > now)
-		return HANDLER_LATER;
-	*again = PG_INT64_MAX;
 	LWLockAcquire(&handler_registry->handlers_lock, LW_EXCLUSIVE);
+	*again = qstate->handler_status.not_before;
+	if (*again > now)
+	{
+		LWLockRelease(&handler_registry->handlers_lock);
+		return HANDLER_LATER;
+	}
+	*again = PG_INT64_MAX;
 	for (int i = 0; i < idemq_workers_max(); i++)
 	{
 		HandlerSlot *process = &handler_registry->processes[i];
@@ -268,9 +328,9 @@ idemq_handler_reserve(QueueState *qstate, int wanted, HandlerTicket *ticket, int
 		ticket->serial = process->serial;
 		*again = wanted > census.own + 1 ? now + LOOK_PAUSE : now + START_PATIENCE;
 	}
+	qstate->handler_status.waits = result == HANDLER_FULL && census.own == 0;
 	arm(qstate, ticket->key);
 	LWLockRelease(&handler_registry->handlers_lock);
-	idemq_handler_note_waits(ticket->key, result == HANDLER_FULL && census.own == 0);
 	return result;
 }
 
@@ -296,20 +356,31 @@ idemq_handler_unreserve(QueueState *qstate, const HandlerTicket *ticket)
 	process = reserved(ticket);
 	if (process != NULL)
 		process->state = HANDLER_FREE;
+	qstate->handler_status.waits = true;
 	arm(qstate, ticket->key);
 	LWLockRelease(&handler_registry->handlers_lock);
-	idemq_handler_note_waits(ticket->key, true);
 }
 
 /*
  * Notes how many processes the handler of a queue state may have, 0 for none.  Those that run find
- * out by themselves.
+ * out by themselves.  A handler that was set anew is not deferred for the failures of the former, and
+ * one that was dropped (set_at is 0) is forgotten.
  */
 void
-idemq_handler_settle(QueueState *qstate, HandlerKey key, int wanted)
+idemq_handler_settle(QueueState *qstate, QueueStateKey key, TimestampTz set_at, int wanted)
 {
+	HandlerStatus *status = &qstate->handler_status;
+
 	LWLockAcquire(&handler_registry->handlers_lock, LW_EXCLUSIVE);
-	qstate->handler_wanted = wanted;
+	if (set_at == 0)
+		memset(status, 0, sizeof(*status));
+	else if (status->set_at != set_at)
+	{
+		status->failures = 0;
+		status->not_before = 0;
+		status->set_at = set_at;
+	}
+	status->wanted = wanted;
 	arm(qstate, key);
 	LWLockRelease(&handler_registry->handlers_lock);
 }
@@ -352,11 +423,11 @@ idemq_handlers_leave(Oid database, int signal_number)
 static void
 detach(int code, Datum arg)
 {
-	HandlerKey key = my_handler_slot->key;
+	QueueStateKey key = my_handler_slot->key;
 	QueueState *qstate = idemq_qstate_find(key.database, key.queue_id);
 
 	if (my_handler_slot->state == HANDLER_ATTACHED && !my_handler_slot->leave)
-		idemq_handler_defer_start(key, NULL);
+		(void) idemq_handler_refuse(key, NULL);
 	LWLockAcquire(&handler_registry->handlers_lock, LW_EXCLUSIVE);
 	my_handler_slot->state = HANDLER_FREE;
 	my_handler_slot->pid = 0;
@@ -389,12 +460,13 @@ idemq_handler_attach(const HandlerTicket *ticket)
 
 /* Notes that this process is connected, and runs its handler from now on. */
 void
-idemq_handler_ready(void)
+idemq_handler_ready(QueueState *qstate)
 {
 	LWLockAcquire(&handler_registry->handlers_lock, LW_EXCLUSIVE);
 	my_handler_slot->state = HANDLER_READY;
+	qstate->handler_status.failures = 0;
+	qstate->handler_status.waits = false;
 	LWLockRelease(&handler_registry->handlers_lock);
-	idemq_handler_note_ready(my_handler_slot->key);
 }
 
 /* Notes whether this process waits for a job. */
@@ -422,13 +494,20 @@ idemq_handler_must_leave(void)
 	return leave;
 }
 
-/* Counts the processes of a handler, and those of them that are at a job. */
+/*
+ * Copies what is known of a handler, zeros without a queue state, and counts its processes, and those
+ * of them that are at a job.
+ */
 void
-idemq_handler_processes(HandlerKey key, int *processes, int *busy)
+idemq_handler_state(QueueStateKey key, HandlerStatus *status, int *processes, int *busy)
 {
+	QueueState *qstate = idemq_qstate_find(key.database, key.queue_id);
 	Census census;
 
+	memset(status, 0, sizeof(*status));
 	LWLockAcquire(&handler_registry->handlers_lock, LW_SHARED);
+	if (qstate != NULL)
+		*status = qstate->handler_status;
 	census = count_processes(key);
 	LWLockRelease(&handler_registry->handlers_lock);
 	*processes = census.own;

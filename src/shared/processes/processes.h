@@ -140,45 +140,6 @@ extern bool idemq_worker_is_wanted(void);
 extern bool idemq_worker_tells_of_update(void);
 
 /*
- * handler_known.c
- *		What is known of handlers.
- */
-
-/* Bytes of a text about a handler, with its end. */
-#define HANDLER_TEXT 512
-
-/* One handler: of a queue of a database. */
-typedef struct HandlerKey
-{
-	Oid database;
-	int32 queue_id;
-} HandlerKey;
-
-/* What is known of a handler, copied. */
-typedef struct HandlerState
-{
-	int64 done;	  /* jobs since the server started */
-	int64 failed; /* attempts that failed; none of them is in done */
-	double rate;  /* jobs a second, lately */
-	bool refused; /* no process could be started, or it had to end: error says why */
-	bool waits;	  /* for a process of idemq.max_handler_workers or max_worker_processes */
-	TimestampTz error_at;
-	char error[HANDLER_TEXT]; /* "": none */
-} HandlerState;
-
-extern const ShmemPart idemq_handlers_known_part;
-extern int64 idemq_handler_refuse(HandlerKey key, const char *why);
-extern void idemq_handler_defer_start(HandlerKey key, const char *why);
-extern void idemq_handler_note_set(HandlerKey key, TimestampTz set_at);
-extern int64 idemq_handler_paused_until(HandlerKey key);
-extern void idemq_handler_note_waits(HandlerKey key, bool waits);
-extern void idemq_handler_note_ready(HandlerKey key);
-extern void idemq_handler_note(HandlerKey key, int done, int failed, const char *error);
-extern void idemq_handler_forget(HandlerKey key);
-extern void idemq_handlers_forget_database(Oid database);
-extern void idemq_handler_state(HandlerKey key, HandlerState *state);
-
-/*
  * handler_registry.c
  *		The processes that run handlers.
  */
@@ -189,7 +150,7 @@ typedef struct HandlerTicket
 	int32 index; /* of its handler slot */
 	uint64 serial;
 	Oid role;
-	HandlerKey key;
+	QueueStateKey key;
 } HandlerTicket;
 
 typedef enum HandlerReserve
@@ -205,20 +166,24 @@ extern const ShmemPart idemq_handlers_part;
 /* for everybody */
 extern void idemq_handler_call(QueueState *qstate);
 extern void idemq_handler_crashed(QueueState *qstate, bool again);
-extern void idemq_handler_processes(HandlerKey key, int *processes, int *busy);
+extern void idemq_handler_state(QueueStateKey key, HandlerStatus *status, int *processes,
+								int *busy);
+extern void idemq_handler_note_error(QueueStateKey key, const char *error);
+extern int64 idemq_handler_refuse(QueueStateKey key, const char *why);
 
 /* for the worker, which starts them */
 extern HandlerReserve idemq_handler_reserve(QueueState *qstate, int wanted, HandlerTicket *ticket,
 											int64 *again);
 extern void idemq_handler_unreserve(QueueState *qstate, const HandlerTicket *ticket);
-extern void idemq_handler_settle(QueueState *qstate, HandlerKey key, int wanted);
+extern void idemq_handler_settle(QueueState *qstate, QueueStateKey key, TimestampTz set_at,
+								 int wanted);
 
 /* for hooks/exclusive_database.c */
 extern pid_t idemq_handlers_leave(Oid database, int signal_number);
 
 /* for a process that runs a handler */
 extern bool idemq_handler_attach(const HandlerTicket *ticket);
-extern void idemq_handler_ready(void);
+extern void idemq_handler_ready(QueueState *qstate);
 extern void idemq_handler_idle(QueueState *qstate, bool idle);
 extern bool idemq_handler_must_leave(void);
 

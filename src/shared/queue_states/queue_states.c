@@ -78,7 +78,7 @@ qstate_reset(QueueState *qstate, SetWord set)
 
 		set(&qstate->due[kind], unasked ? DUE_NEVER : 0);
 	}
-	qstate->handler_wanted = 0;
+	memset(&qstate->handler_status, 0, sizeof(qstate->handler_status));
 	pg_atomic_write_u32(&qstate->handler, 0);
 }
 

@@ -128,6 +128,21 @@ typedef enum DueKind
 
 #define DUE_NEVER ((uint64) PG_INT64_MAX)
 
+/* Bytes of a text about a handler, with its end. */
+#define HANDLER_TEXT 512
+
+/* What is known of a queue's handler (shared/processes/handler_registry.c). */
+typedef struct HandlerStatus
+{
+	TimestampTz set_at; /* of the handler that this is about; 0: of none */
+	int wanted;			/* processes that it may have */
+	int failures;		/* starts that failed in a row */
+	int64 not_before;	/* mono: of the next start */
+	bool waits;			/* for a process of idemq.max_handler_workers or max_worker_processes */
+	TimestampTz error_at;
+	char error[HANDLER_TEXT]; /* of its last job that failed, or of such a start; "": none */
+} HandlerStatus;
+
 /* Bits of QueueState.handler. */
 #define HANDLER_ARMED 1			/* something that becomes ready asks for another process */
 #define HANDLER_CRASHED 2		/* a former server ended in its handler's job */
@@ -151,8 +166,8 @@ typedef struct QueueState
 	pg_atomic_uint64 due[DUE_KINDS]; /* for shared/waiters/due_times.c; no lock */
 	pg_atomic_uint64 claimed_at;	 /* mono, to the second: the last claim; 0: none; no lock */
 	/* for shared/processes/handler_registry.c */
-	int handler_wanted;		  /* processes that its handler may have; 0: none; handlers_lock */
-	pg_atomic_uint32 handler; /* HANDLER_ARMED and others; no lock */
+	HandlerStatus handler_status; /* handlers_lock */
+	pg_atomic_uint32 handler;	  /* HANDLER_ARMED and others; no lock */
 	/* for shared/queue_states/running.c and job/limits.c; no lock */
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE)
 		pg_atomic_uint64 running;  /* RUNNING_LIFE and RUNNING_COUNT */
