@@ -5,7 +5,7 @@
  *
  * If idemq.test_clock is on, advance_clock moves idemq's clocks ahead (base/clock.c), makes every
  * process that sleeps until some time look at the new time, and returns when everything that came
- * due is done.  The background worker does it (shared/waiters/clock_call.c); if idemq.worker is
+ * due is done.  The background worker does it (shared/processes/clock_call.c); if idemq.worker is
  * off, this session does as much of it as it can.  A standby only moves its own clock.
  *
  * What is due may not get done: another transaction may hold a row, a trigger may raise an error,
@@ -30,7 +30,6 @@
 #include "schedule/schedule.h"
 #include "shared/leases/leases.h"
 #include "shared/processes/processes.h"
-#include "shared/waiters/waiters.h"
 #include "worker/worker.h"
 
 /* Maximum time that it waits, and how often it checks that there still is a worker. */

@@ -57,7 +57,7 @@
 static ProcessUtility_hook_type next_process_utility = NULL;
 static object_access_hook_type prev_object_access = NULL;
 
-/* Whether COMMIT PREPARED counts this session among the changes under way (queue_states.c). */
+/* Whether COMMIT PREPARED counts this session among the changes under way (shared/queue_states/queue_states.c). */
 static bool in_change = false;
 
 /* Also a callback for the session's end. */

@@ -17,6 +17,7 @@
 #include "job/job.h"
 #include "shared/groups/groups.h"
 #include "shared/leases/leases.h"
+#include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 #include "table/table.h"

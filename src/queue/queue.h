@@ -190,6 +190,7 @@ idemq_queue_limits_groups(int32 id)
  */
 
 extern QueueState *idemq_qstate_for_queue(int32 queue_id);
+extern TableUsage idemq_qstates_usage(void);
 extern void idemq_qstate_forget_queue(int32 queue_id);
 extern void idemq_qstates_forget_database(Oid database);
 extern void idemq_qstates_unset_database(Oid database);

@@ -23,6 +23,8 @@
 #include "queue/queue.h"
 #include "shared/counts/counts.h"
 #include "shared/groups/groups.h"
+#include "shared/leases/leases.h"
+#include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 
@@ -50,7 +52,7 @@ idemq_qstate_for_queue(int32 queue_id)
 
 	idemq_qstates_lock(LW_SHARED);
 	qstate = idemq_qstate_find_locked(MyDatabaseId, queue_id);
-	full = idemq_qstates_are_full();
+	full = idemq_qstates_used() == idemq_max_queues;
 	idemq_qstates_unlock();
 	if (qstate == NULL && !full)
 	{
@@ -75,6 +77,18 @@ idemq_qstate_for_queue(int32 queue_id)
 	if (qstate == NULL && idemq_count_full(COUNT_FULL_QUEUES))
 		idemq_worker_need_by(0);
 	return qstate;
+}
+
+/* Returns how many queue states are in use, and how often there was none for a queue. */
+TableUsage
+idemq_qstates_usage(void)
+{
+	TableUsage usage = {.room = idemq_max_queues, .refused = idemq_count_read(COUNT_FULL_QUEUES)};
+
+	idemq_qstates_lock(LW_SHARED);
+	usage.used = idemq_qstates_used();
+	idemq_qstates_unlock();
+	return usage;
 }
 
 /* Takes the state of a dropped queue of this database away. */

@@ -14,8 +14,8 @@
  * has just started, count from zero.  So what happened while nobody wrote is nowhere, and no
  * step has what another had.
  *
- * Nobody polls.  A commit that has counted something asks for a step (shared/waiters/
- * worker_call.c), once in a step, and that wakes a worker that would sleep longer than a step.  A
+ * Nobody polls.  A commit that has counted something asks for a step, once in a step
+ * (shared/processes/worker_call.c), and wakes a worker that would sleep longer than that.  A
  * worker that is not asked sleeps: in an idle database it wakes for the end of the last minute
  * and of the last 10 minutes, and no more.  The request is taken before the counters are read.
  *
@@ -35,7 +35,6 @@
 #include "queue/queue.h"
 #include "shared/counts/counts.h"
 #include "shared/processes/processes.h"
-#include "shared/waiters/waiters.h"
 #include "worker/worker.h"
 
 /* The steps: the first is read from memory, each of the others folded from the one before. */

@@ -22,7 +22,7 @@
  * for one job of its own, however large its leases, their payloads or their number.
  *
  * The worker looks at what is due for a queue when its state is marked
- * (shared/waiters/due_queues.c) and after its tasks have run; in between, the heap of scheduled
+ * (shared/processes/due_queues.c) and after its tasks have run; in between, the heap of scheduled
  * queues knows the time.  So neither a wake-up nor serving a queue costs more where there are more
  * queues, of this database or of others.
  *
@@ -32,7 +32,7 @@
  * after n - 1 others, and the time that serving one takes is bounded.  The heap is memory of this
  * process, a node for each queue state; only setting it up is linear in queues.
  *
- * Once the test clock has moved (shared/waiters/clock_call.c), a task that would be postponed
+ * Once the test clock has moved (shared/processes/clock_call.c), a task that would be postponed
  * because it was done or failed a moment ago runs at once, everything past its retention is deleted
  * in one pass, and the call is answered when nothing more is due.
  */
@@ -49,8 +49,8 @@
 #include "schedule/schedule.h"
 #include "shared/counts/counts.h"
 #include "shared/groups/groups.h"
+#include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
-#include "shared/waiters/waiters.h"
 #include "worker/worker.h"
 
 /* A count that was not completed is tried again after that. */

@@ -72,7 +72,7 @@ typedef struct Task
 	TaskKind kind;
 	DueKind due;		  /* its time in the queue's state */
 	bool takes;			  /* that is taken before it runs, and set to 0 if it fails */
-	bool is_promote_pass; /* claims that find nothing wait for its end: promote_pass.c */
+	bool is_promote_pass; /* claims that find nothing wait for its end */
 	/* Returns when (mono) it is to run: PG_INT64_MAX for never, the past for now.  NULL: at due. */
 	int64 (*due_at)(const QueueStateView *view);
 	/* Runs it, in a transaction of its own; one of the two is set. */

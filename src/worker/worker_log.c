@@ -28,9 +28,8 @@
 #include "base/base.h"
 #include "shared/counts/counts.h"
 #include "shared/groups/groups.h"
-#include "shared/leases/leases.h"
+#include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
-#include "shared/waiters/waiters.h"
 #include "worker/worker.h"
 
 /* Maximum number of task errors logged per minute; a broken trigger may fail in every queue. */

@@ -1,6 +1,6 @@
 /*
  * worker.pml
- *		src/shared/waiters/worker_call.c, due_queues.c and due_times.c, with the loops of
+ *		src/shared/processes/worker_call.c, due_queues.c and due_times.c, with the loops of
  *		worker/worker.c, tasks.c and task_runner.c: nothing that is due is slept through.
  *
  * Two queues whose marks are in one word.  Three sessions with something to do each: of queue 0 at once,

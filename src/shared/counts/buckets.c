@@ -45,8 +45,7 @@
 
 #include "base/base.h"
 #include "shared/counts/counts.h"
-#include "shared/leases/leases.h"
-#include "shared/waiters/waiters.h"
+#include "shared/processes/processes.h"
 
 #define BUCKET_PARTITIONS 16
 /* Cells by the order of magnitude of a period, which is below 2^62 ns. */

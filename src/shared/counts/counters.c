@@ -47,7 +47,7 @@
 #include "base/base.h"
 #include "base/compat.h"
 #include "shared/counts/counts.h"
-#include "shared/waiters/waiters.h"
+#include "shared/processes/processes.h"
 
 #define COUNTER_LOCKS 16
 /* Databases whose gauges are known at a time. */

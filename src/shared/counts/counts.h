@@ -225,4 +225,77 @@ extern TableUsage idemq_buckets_usage(void);
 extern void idemq_buckets_forget_database(Oid database);
 extern void idemq_buckets_forget_queue(int qstate_index);
 
+/*
+ * unfinished.c
+ *		The number of unfinished jobs of a queue with max_unfinished, including those that open
+ *		transactions have added.
+ */
+
+typedef enum RoomAnswer
+{
+	ROOM_TAKEN,
+	ROOM_FULL,
+	ROOM_UNKNOWN, /* the jobs must be counted first */
+	ROOM_COUNTING /* another session is counting the jobs */
+} RoomAnswer;
+
+/* Room that a transaction has taken in a queue, and the queue state and its life that count it. */
+typedef struct RoomTaken
+{
+	int64 jobs; /* 0: none, and the other fields are meaningless */
+	int32 qstate_index;
+	uint32 life;
+} RoomTaken;
+
+/* What is counted of a queue. */
+typedef struct UnfinishedView
+{
+	int64 jobs;	   /* committed unfinished jobs */
+	int64 taken;   /* room of all open transactions */
+	bool is_bound; /* jobs is a lower bound */
+} UnfinishedView;
+
+extern const ShmemPart idemq_unfinished_part;
+extern const ShmemPart idemq_unfinished_open_part;
+
+extern void idemq_unfinished_reset(int index, Oid database, int32 queue_id);
+extern void idemq_unfinished_forget(int index);
+extern void idemq_unfinished_unset_database(Oid database);
+extern bool idemq_unfinished_is_counted(const QueueState *qstate);
+extern RoomAnswer idemq_room_take(const QueueState *qstate, int32 queue_id, int64 jobs, int64 limit,
+								  RoomTaken *room);
+extern RoomAnswer idemq_room_peek(const QueueState *qstate, int32 queue_id, int64 jobs,
+								  int64 limit);
+extern void idemq_room_pass_on(int qstate_index, int64 jobs);
+extern void idemq_room_signal_again(const QueueState *qstate, int32 queue_id);
+extern void idemq_room_take_unasked(const QueueState *qstate, int32 queue_id, int64 jobs,
+									RoomTaken *room);
+extern void idemq_room_give_back(RoomTaken *room, int64 jobs);
+extern void idemq_unfinished_apply(const QueueState *qstate, int32 queue_id, uint64 xid,
+								   int64 added, RoomTaken *room);
+extern bool idemq_unfinished_begin_count(const QueueState *qstate, int32 queue_id, int64 limit,
+										 Snapshot *snapshot, int64 *bound);
+extern void idemq_unfinished_end_count(int64 jobs);
+extern void idemq_unfinished_cancel_count(void);
+extern bool idemq_unfinished_await_count(const QueueState *qstate, int32 queue_id, int64 until);
+extern bool idemq_unfinished_view(const QueueState *qstate, int32 queue_id, UnfinishedView *view);
+
+/*
+ * lease_shares.c
+ *		Who may have how many entries of the lease table.
+ */
+
+/* Databases with a share of their own, and one of the others. */
+#define LEASE_SHARES 256
+
+extern const ShmemPart idemq_lease_shares_part;
+extern int idemq_lease_share_mine(void);
+extern int idemq_lease_share_take(bool limited);
+extern void idemq_lease_share_give_back(int share);
+extern bool idemq_lease_share_is_full(bool limited);
+extern int idemq_lease_share_of(Oid database);
+extern void idemq_lease_share_forget(Oid database);
+extern TableUsage idemq_leases_usage(void);
+extern TableUsage idemq_leases_usage_mine(void);
+
 #endif

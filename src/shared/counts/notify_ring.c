@@ -20,8 +20,8 @@
 
 #include "base/base.h"
 #include "shared/counts/counts.h"
+#include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
-#include "shared/waiters/waiters.h"
 
 /* Every other field is under mutex. */
 typedef struct Ring

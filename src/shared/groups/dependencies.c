@@ -62,7 +62,7 @@
 #include "miscadmin.h"
 
 #include "shared/groups/groups.h"
-#include "shared/waiters/waiters.h"
+#include "shared/processes/processes.h"
 
 /* Of the filter: 128 kB. */
 #define BITS (1 << 20)

@@ -55,7 +55,7 @@
 #include "base/base.h"
 #include "shared/counts/counts.h"
 #include "shared/groups/groups.h"
-#include "shared/waiters/waiters.h"
+#include "shared/processes/processes.h"
 
 #define ROOM_PARTITIONS 16
 

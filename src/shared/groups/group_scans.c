@@ -20,7 +20,7 @@
 
 #include "base/base.h"
 #include "shared/groups/groups.h"
-#include "shared/waiters/waiters.h"
+#include "shared/processes/processes.h"
 
 /* Returns whether all groups of a queue must be checked now; then the caller must do it. */
 bool

@@ -96,6 +96,7 @@
 #include "base/compat.h"
 #include "shared/counts/counts.h"
 #include "shared/groups/groups.h"
+#include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 

@@ -40,6 +40,7 @@
 #include "base/base.h"
 #include "base/compat.h"
 #include "shared/leases/leases.h"
+#include "shared/processes/processes.h"
 #include "shared/waiters/waiters.h"
 
 /*

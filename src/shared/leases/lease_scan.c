@@ -7,7 +7,7 @@
  * entry stays in its partition:
  *
  *	 - Expired leases.  The queue's DUE_LEASE is taken, then the partitions are read, then the
- *	   least deadline that was found is noted (shared/waiters/due_times.c), which only lowers
+ *	   least deadline that was found is noted (shared/processes/due_times.c), which only lowers
  *	   DUE_LEASE.  If a deadline is set in a partition that was read already, the session that
  *	   sets it notes it after that, and so after DUE_LEASE was taken.
  *	 - A session's end: the session puts no other entry.  An entry that another transaction
@@ -28,8 +28,9 @@
 
 #include "base/base.h"
 #include "base/compat.h"
+#include "shared/counts/counts.h"
 #include "shared/leases/leases.h"
-#include "shared/waiters/waiters.h"
+#include "shared/processes/processes.h"
 
 static bool exit_registered = false;
 

@@ -9,7 +9,7 @@
  * database or session, nor holds more than one partition, except that idemq.check() holds
  * all when it compares a count.  An entry is in these places while it is placed.
  *
- * Invariant: each entry is counted as running in its queue's state (shared/queue_states/running.c)
+ * Invariant: each entry is counted as running in its queue's state (shared/leases/running.c)
  * for as long as it is there, unless it has a transferred permit.  Count and entry change together,
  * under the partition's lock, so a session that holds all of the locks sees them agree.
  *
@@ -25,8 +25,8 @@
 #include "utils/hsearch.h"
 
 #include "base/base.h"
+#include "shared/counts/counts.h"
 #include "shared/leases/leases.h"
-#include "shared/queue_states/queue_states.h"
 
 /* On cache lines of its own. */
 typedef struct LeasePartition

@@ -85,7 +85,6 @@
 #include "base/base.h"
 #include "base/compat.h"
 #include "shared/leases/leases.h"
-#include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 
 /* Returns how a job's entry keeps this transaction from claiming it. */

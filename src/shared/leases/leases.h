@@ -12,6 +12,42 @@
 #include "shared/queue_states/queue_states.h"
 
 /*
+ * running.c
+ *		How many jobs of a queue run: its lease entries, counted in its state.
+ */
+
+/* Where a lease entry is counted as running.  Every field is under the entry's partition lock. */
+typedef struct RunningCounted
+{
+	int32 qstate_index; /* by index; meaningless while units is 0 */
+	uint32 life;		/* the life of that queue state */
+	uint32 units;		/* 0, or 1; more until a claim that took the entry over ends */
+} RunningCounted;
+
+/* A queue state whose count of running jobs has fallen by one, for idemq_running_freed. */
+typedef struct RunningFreed
+{
+	int32 qstate_index; /* by index; -1: nowhere */
+	int32 queue_id;
+} RunningFreed;
+
+#define NOTHING_FREED ((RunningFreed){-1, 0})
+
+/* Bits of QueueState.refused_by: the limits that have refused a claim. */
+#define REFUSED_BY_RUNNING 1
+#define REFUSED_BY_RATE 2
+
+/* for leases.c and lease_table.c of shared/leases, with the entry's partition locked */
+extern bool idemq_running_count_in(RunningCounted *counted, QueueState *qstate, int32 queue_id,
+								   uint32 max);
+extern RunningFreed idemq_running_count_out(RunningCounted *counted, int32 queue_id, uint32 keep);
+extern bool idemq_running_is_counted(const RunningCounted *counted);
+
+extern void idemq_running_freed(RunningFreed freed);
+extern void idemq_running_wake_refused(QueueState *qstate, int32 queue_id, uint32 limit);
+extern int idemq_running_count(const QueueState *qstate);
+
+/*
  * What an entry of the lease table is.
  */
 
@@ -86,9 +122,10 @@ typedef struct Lease
 	bool marked : 1;		/* one of them has not aborted, */
 	bool told : 1;			/* and has told the process */
 	bool placed;			/* it is in the order, and, attached, in its session's list */
-	uint64 process; /* key of the process that has the attempt (listeners.c); 0: not known */
+	uint64
+		process; /* key of the process that has the attempt (waiters/listeners.c); 0: not known */
 	/* for shared/leases/lease_table.c */
-	int16 share;		  /* that it is counted in (lease_shares.c); never changes */
+	int16 share;		  /* that it is counted in (counts/lease_shares.c); never changes */
 	uint32 hash;		  /* of the key; never changes */
 	int64 ended;		  /* the greatest token whose attempt has ended while a later one is here */
 	int64 due;			  /* mono: a reaper looks at it from then on */
@@ -234,24 +271,6 @@ extern void idemq_lease_session_add(Lease *lease);
 extern void idemq_lease_orphan(Lease *lease, LeaseLoss loss, int64 now);
 
 /*
- * lease_shares.c
- *		Who may have how many entries of the lease table.
- */
-
-/* Databases with a share of their own, and one of the others. */
-#define LEASE_SHARES 256
-
-extern const ShmemPart idemq_lease_shares_part;
-extern int idemq_lease_share_mine(void);
-extern int idemq_lease_share_take(bool limited);
-extern void idemq_lease_share_give_back(int share);
-extern bool idemq_lease_share_is_full(bool limited);
-extern int idemq_lease_share_of(Oid database);
-extern void idemq_lease_share_forget(Oid database);
-extern TableUsage idemq_leases_usage(void);
-extern TableUsage idemq_leases_usage_mine(void);
-
-/*
  * lease_beat.c
  *		What a worker says and hears of its lease: heartbeats, how far they reach, that it has
  *		ended, and cancels.
@@ -293,5 +312,18 @@ extern int idemq_session_pid(int32 session);
 extern int idemq_lease_pid(const Lease *lease);
 extern void idemq_lease_attach_session(void);
 extern void idemq_lease_orphan_session(void);
+
+/*
+ * recovery_point.c
+ *		How far the search for leases that memory lost has come, in each queue's
+ *		state.  job/recover.c does the searching.
+ */
+
+extern void idemq_qstate_begin_recovery(QueueState *qstate, int64 not_before);
+extern void idemq_qstate_need_recovery(QueueState *qstate, int32 queue_id);
+extern bool idemq_qstate_recovery_point(QueueState *qstate, int32 queue_id, bool whole,
+										RecoveryPoint *point);
+extern void idemq_qstate_recovered_to(QueueState *qstate, int32 queue_id,
+									  const RecoveryPoint *point);
 
 #endif

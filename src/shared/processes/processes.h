@@ -77,11 +77,11 @@ typedef struct WorkerSlot
 	bool told;		  /* that an update waits in the database */
 	int64 not_before; /* mono */
 	int64 started_at; /* mono, of STARTING and RUNNING */
-	/* for shared/waiters/worker_call.c; no lock */
+	/* for shared/processes/worker_call.c; no lock */
 	pg_atomic_uint64 asleep_until; /* mono; PG_UINT64_MAX: awake; or WORKER_CALLED, and when */
 	pg_atomic_uint32 asked;
 	pg_atomic_uint64 beat; /* mono: it last began a piece of work, or woke up */
-	/* for shared/waiters/clock_call.c; no lock, and none of them is ever reset */
+	/* for shared/processes/clock_call.c; no lock, and none of them is ever reset */
 	pg_atomic_uint64 clock_asked; /* number of calls to do everything that is due */
 	pg_atomic_uint64 clock_done;  /* number of those calls that have been answered */
 	pg_atomic_uint32 clock_left;  /* bits of TaskKind: what is left to do for these calls */
@@ -245,5 +245,71 @@ extern void idemq_worker_ends_task(TaskKind kind, bool done, int64 usecs);
 /* for observe/ */
 extern bool idemq_worker_health(WorkerHealth *health);
 extern bool idemq_worker_task_counts(uint64 counts[TASK_KINDS][TASK_COUNTS]);
+
+/*
+ * worker_call.c
+ *		How a background worker is woken; whether it moves.
+ */
+
+/* The shortest step of idemq.history. */
+#define IDEMQ_HISTORY_STEP (10 * USECS_PER_SEC)
+
+/* for everybody */
+extern bool idemq_worker_present(void);
+extern void idemq_worker_need_by(int64 mono);
+extern void idemq_worker_need_for_queue(const QueueState *qstate, int64 mono);
+extern void idemq_worker_mark_queue(int qstate_index);
+extern void idemq_worker_need_all(void);
+extern void idemq_worker_note_schedules(void);
+extern void idemq_worker_note_counts(void);
+
+/* for a worker */
+extern void idemq_worker_awake(void);
+extern void idemq_worker_asleep(int64 until);
+extern void idemq_worker_beats(void);
+extern bool idemq_worker_is_asked(uint32 what, bool take);
+
+/*
+ * clock_call.c
+ *		Doing everything that is due, once the test clock has moved.
+ */
+
+/* for the session that moves the clock */
+typedef struct ClockCall
+{
+	int worker;	   /* index of this database's worker slot; -1 if it has none */
+	uint64 number; /* of the call to that worker slot */
+} ClockCall;
+
+extern ClockCall idemq_clock_call(void);
+extern bool idemq_clock_holds(const ClockCall *call);
+extern bool idemq_clock_await(const ClockCall *call, int64 patience, uint32 *left);
+
+/* for a worker */
+extern uint64 idemq_clock_called(void);
+extern void idemq_clock_answer(uint64 call, uint32 left);
+extern TimestampTz idemq_clock_counted_at(void);
+
+/*
+ * due_times.c
+ *		When the background worker is to do what for a queue.
+ */
+
+extern int64 idemq_due_at(QueueState *qstate, DueKind kind);
+extern void idemq_due_by(QueueState *qstate, DueKind kind, int64 when);
+extern void idemq_due_in(QueueState *qstate, DueKind kind, int64 delay);
+extern bool idemq_due_take(QueueState *qstate, DueKind kind);
+
+/*
+ * due_queues.c
+ *		The queue states whose times have changed, for the background worker of a database.
+ */
+
+extern const ShmemPart idemq_due_queues_part;
+
+extern void idemq_due_queues_mark(int worker, int qstate_index);
+extern void idemq_due_queues_mark_all(int worker);
+extern bool idemq_due_queues_take(int worker, void (*function)(int qstate_index, void *arg),
+								  void *arg);
 
 #endif

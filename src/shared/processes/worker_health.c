@@ -22,7 +22,6 @@
 #include "base/base.h"
 #include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
-#include "shared/waiters/waiters.h"
 
 const char *const idemq_task_names[] = {
 	"discover", "follow", "promote", "reap",   "recover", "due",   "remind",

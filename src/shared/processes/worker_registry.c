@@ -22,7 +22,7 @@
  *
  * A session that needs a database for itself (hooks/exclusive_database.c) sends the
  * worker away: the worker slot counts such sessions, and no worker starts while there is one.
- * How a worker sleeps without losing a wake-up is described in shared/waiters/worker_call.c.
+ * How a worker sleeps without losing a wake-up is described in shared/processes/worker_call.c.
  *
  * Locks: see README.md, level 4.  workers_lock covers every field without another rule at
  * its declaration (shared/processes/processes.h).  A worker slot that was found without the lock

@@ -23,7 +23,6 @@
 #include "utils/hsearch.h"
 
 #include "base/base.h"
-#include "shared/counts/counts.h"
 #include "shared/queue_states/queue_states.h"
 
 typedef struct QueueStateEntry
@@ -49,7 +48,7 @@ typedef void (*SetWord)(volatile pg_atomic_uint64 *word, uint64 value);
 
 /*
  * Sets every field of a queue state that is about to get a queue, but for its key and what
- * shared/queue_states/scan_start.c and shared/queue_states/recovery_point.c reset.  A time of 0
+ * shared/queue_states/scan_start.c and shared/leases/recovery_point.c reset.  A time of 0
  * says that it is not known: the worker checks the queue, and notifies those who LISTEN if
  * something is ready.  set: writes an atomic.  The queue state's lock held, unless no other
  * session can see the queue state yet.
@@ -148,11 +147,11 @@ idemq_qstate_find_locked(Oid database, int32 queue_id)
 	return entry == NULL ? NULL : &queue_states_shared->qstates[entry->qstate_index];
 }
 
-/* Returns whether no queue state is free.  qstates_lock held. */
-bool
-idemq_qstates_are_full(void)
+/* Returns the number of queue states that are not free.  qstates_lock held. */
+int
+idemq_qstates_used(void)
 {
-	return queue_states_shared->used == idemq_max_queues;
+	return queue_states_shared->used;
 }
 
 /*
@@ -167,7 +166,7 @@ idemq_qstate_occupy(Oid database, int32 queue_id)
 	QueueStateEntry *entry;
 	int i = queue_states_shared->first_free;
 
-	if (idemq_qstates_are_full())
+	if (queue_states_shared->used == idemq_max_queues)
 		return NULL;
 	while (queue_states_shared->qstates[i].key.queue_id != 0)
 		i++;
@@ -268,17 +267,6 @@ idemq_qstate_view(int index, Oid database, QueueStateView *view)
 	*view = (QueueStateView){qstate, qstate->key.queue_id};
 	LWLockRelease(&qstate->lock);
 	return used;
-}
-
-TableUsage
-idemq_qstates_usage(void)
-{
-	TableUsage usage = {.room = idemq_max_queues, .refused = idemq_count_read(COUNT_FULL_QUEUES)};
-
-	LWLockAcquire(&queue_states_shared->qstates_lock, LW_SHARED);
-	usage.used = queue_states_shared->used;
-	LWLockRelease(&queue_states_shared->qstates_lock);
-	return usage;
 }
 
 /* Returns the state of a queue, NULL when it has none. */

@@ -110,7 +110,7 @@ typedef struct QueueStateKey
 
 /*
  * What there is to do for a queue.  The time from which it is due is in QueueState.due
- * (shared/waiters/due_times.c): mono, or a time of day where it says TimestampTz.
+ * (shared/processes/due_times.c): mono, or a time of day where it says TimestampTz.
  */
 typedef enum DueKind
 {
@@ -148,12 +148,12 @@ typedef struct QueueState
 	RecoveryPoint recovery;				   /* its epoch moves whenever a search is asked for */
 	int64 next_verify;					   /* mono: the scan starts are verified no earlier */
 	int64 known_since;				 /* mono: memory knows what its queue did since; 0: always */
-	pg_atomic_uint64 due[DUE_KINDS]; /* for shared/waiters/due_times.c; no lock */
+	pg_atomic_uint64 due[DUE_KINDS]; /* for shared/processes/due_times.c; no lock */
 	pg_atomic_uint64 claimed_at;	 /* mono, to the second: the last claim; 0: none; no lock */
 	/* for shared/processes/handler_registry.c */
 	int handler_wanted;		  /* processes that its handler may have; 0: none; handlers_lock */
 	pg_atomic_uint32 handler; /* HANDLER_ARMED and others; no lock */
-	/* for shared/queue_states/running.c and job/limits.c; no lock */
+	/* for shared/leases/running.c and job/limits.c; no lock */
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE)
 		pg_atomic_uint64 running;  /* RUNNING_LIFE and RUNNING_COUNT */
 	pg_atomic_uint32 refused_by;   /* bits of the limits that refused a claim since a wake-up */
@@ -212,7 +212,7 @@ extern const ShmemPart idemq_qstates_part;
 extern void idemq_qstates_lock(LWLockMode mode);
 extern void idemq_qstates_unlock(void);
 extern QueueState *idemq_qstate_find_locked(Oid database, int32 queue_id);
-extern bool idemq_qstates_are_full(void);
+extern int idemq_qstates_used(void);
 extern QueueState *idemq_qstate_occupy(Oid database, int32 queue_id);
 extern void idemq_qstate_vacate(QueueState *qstate);
 
@@ -225,7 +225,6 @@ extern void idemq_for_each_qstate(Oid database,
 extern bool idemq_qstate_view(int index, Oid database, QueueStateView *view);
 extern QueueState *idemq_qstate_find(Oid database, int32 queue_id);
 extern int idemq_qstate_index(const QueueState *qstate);
-extern TableUsage idemq_qstates_usage(void);
 extern void idemq_qstate_note_new(QueueState *qstate, int32 queue_id);
 extern void idemq_qstate_note_claim(QueueState *qstate);
 extern bool idemq_qstate_known_since(QueueState *qstate, int32 queue_id, int64 *since);
@@ -268,97 +267,6 @@ extern bool idemq_scan_start_verify_due(QueueState *qstate, int32 queue_id);
 extern void idemq_scan_start_verified(QueueState *qstate, int32 queue_id, int64 took);
 
 /*
- * running.c
- *		How many jobs of a queue run: its lease entries, counted in its state.
- */
-
-/* Where a lease entry is counted as running.  Every field is under the entry's partition lock. */
-typedef struct RunningCounted
-{
-	int32 qstate_index; /* by index; meaningless while units is 0 */
-	uint32 life;		/* the life of that queue state */
-	uint32 units;		/* 0, or 1; more until a claim that took the entry over ends */
-} RunningCounted;
-
-/* A queue state whose count of running jobs has fallen by one, for idemq_running_freed. */
-typedef struct RunningFreed
-{
-	int32 qstate_index; /* by index; -1: nowhere */
-	int32 queue_id;
-} RunningFreed;
-
-#define NOTHING_FREED ((RunningFreed){-1, 0})
-
-/* Bits of QueueState.refused_by: the limits that have refused a claim. */
-#define REFUSED_BY_RUNNING 1
-#define REFUSED_BY_RATE 2
-
-/* for leases.c and lease_table.c of shared/leases, with the entry's partition locked */
-extern bool idemq_running_count_in(RunningCounted *counted, QueueState *qstate, int32 queue_id,
-								   uint32 max);
-extern RunningFreed idemq_running_count_out(RunningCounted *counted, int32 queue_id, uint32 keep);
-extern bool idemq_running_is_counted(const RunningCounted *counted);
-
-extern void idemq_running_freed(RunningFreed freed);
-extern void idemq_running_wake_refused(QueueState *qstate, int32 queue_id, uint32 limit);
-extern int idemq_running_count(const QueueState *qstate);
-
-/*
- * unfinished.c
- *		The number of unfinished jobs of a queue with max_unfinished, including those that open
- *		transactions have added.
- */
-
-typedef enum RoomAnswer
-{
-	ROOM_TAKEN,
-	ROOM_FULL,
-	ROOM_UNKNOWN, /* the jobs must be counted first */
-	ROOM_COUNTING /* another session is counting the jobs */
-} RoomAnswer;
-
-/* Room that a transaction has taken in a queue, and the queue state and its life that count it. */
-typedef struct RoomTaken
-{
-	int64 jobs; /* 0: none, and the other fields are meaningless */
-	int32 qstate_index;
-	uint32 life;
-} RoomTaken;
-
-/* What is counted of a queue. */
-typedef struct UnfinishedView
-{
-	int64 jobs;	   /* committed unfinished jobs */
-	int64 taken;   /* room of all open transactions */
-	bool is_bound; /* jobs is a lower bound */
-} UnfinishedView;
-
-extern const ShmemPart idemq_unfinished_part;
-extern const ShmemPart idemq_unfinished_open_part;
-
-extern void idemq_unfinished_reset(int index, Oid database, int32 queue_id);
-extern void idemq_unfinished_forget(int index);
-extern void idemq_unfinished_unset_database(Oid database);
-extern bool idemq_unfinished_is_counted(const QueueState *qstate);
-extern RoomAnswer idemq_room_take(const QueueState *qstate, int32 queue_id, int64 jobs, int64 limit,
-								  RoomTaken *room);
-extern RoomAnswer idemq_room_peek(const QueueState *qstate, int32 queue_id, int64 jobs,
-								  int64 limit);
-extern void idemq_room_pass_on(int qstate_index, int64 jobs);
-extern void idemq_room_signal_again(const QueueState *qstate, int32 queue_id);
-extern void idemq_room_take_unasked(const QueueState *qstate, int32 queue_id, int64 jobs,
-									RoomTaken *room);
-extern void idemq_room_give_back(RoomTaken *room, int64 jobs);
-extern void idemq_unfinished_apply(const QueueState *qstate, int32 queue_id, uint64 xid,
-								   int64 added, RoomTaken *room);
-extern bool idemq_unfinished_begin_count(const QueueState *qstate, int32 queue_id, int64 limit,
-										 Snapshot *snapshot, int64 *bound);
-extern void idemq_unfinished_end_count(int64 jobs);
-extern void idemq_unfinished_cancel_count(void);
-extern bool idemq_unfinished_await_count(const QueueState *qstate, int32 queue_id, int64 until);
-extern bool idemq_unfinished_view(const QueueState *qstate, int32 queue_id, UnfinishedView *view);
-
-/*
  * settings_version.c
  *		Numbers that move when the settings of a queue or a database change.
  */
@@ -375,18 +283,5 @@ extern uint64 idemq_version_of_list(void);
 extern uint64 idemq_version_of_all(void);
 extern SettingsVersions *idemq_versions_copy(void);
 extern uint64 idemq_versions_copied(const SettingsVersions *versions, int32 queue_id);
-
-/*
- * recovery_point.c
- *		How far the search for leases that memory lost has come, in each queue's
- *		state.  job/recover.c does the searching.
- */
-
-extern void idemq_qstate_begin_recovery(QueueState *qstate, int64 not_before);
-extern void idemq_qstate_need_recovery(QueueState *qstate, int32 queue_id);
-extern bool idemq_qstate_recovery_point(QueueState *qstate, int32 queue_id, bool whole,
-										RecoveryPoint *point);
-extern void idemq_qstate_recovered_to(QueueState *qstate, int32 queue_id,
-									  const RecoveryPoint *point);
 
 #endif

@@ -47,7 +47,7 @@
  *
  * Each queue has a second set, of waiters for room, and each of these says how much room it needs.
  * Both the wakers and the waiters that check for room hold the lock of the queue's unfinished jobs.
- * shared/queue_states/unfinished.c says which waiters are woken.
+ * shared/counts/unfinished.c says which waiters are woken.
  *
  * Locks: none, atomics only.  What txn/pending.c calls after commit and abort neither
  * allocates nor raises.

@@ -1,5 +1,5 @@
 /*
- * shared/waiters/clock_call.c
+ * shared/processes/clock_call.c
  *		How the session that has moved the test clock makes every process look at the new time,
  *		and waits until its database's worker has done everything due (api/advance_clock.c).
  *
@@ -25,7 +25,6 @@
 #include "base/base.h"
 #include "base/compat.h"
 #include "shared/processes/processes.h"
-#include "shared/waiters/waiters.h"
 
 /* Makes all waiters of the server look at the time, and all workers do what is due. */
 ClockCall

@@ -1,5 +1,5 @@
 /*
- * shared/queue_states/unfinished.c
+ * shared/counts/unfinished.c
  *		The number of unfinished jobs of a queue with max_unfinished, including those that open
  *		transactions have added.
  *
@@ -74,6 +74,8 @@
 
 #include "base/base.h"
 #include "base/compat.h"
+#include "shared/counts/counts.h"
+#include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 

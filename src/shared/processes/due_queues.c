@@ -1,5 +1,5 @@
 /*
- * shared/waiters/due_queues.c
+ * shared/processes/due_queues.c
  *		The queues whose times have changed, for the background worker of a database: so it
  *		visits those, and not all queues of the server.
  *
@@ -41,7 +41,6 @@
 
 #include "base/base.h"
 #include "shared/processes/processes.h"
-#include "shared/waiters/waiters.h"
 
 #define BITS 64
 

@@ -1,5 +1,5 @@
 /*
- * shared/leases/lease_shares.c
+ * shared/counts/lease_shares.c
  *		Who may have how many entries of the lease table.
  *
  * A job that finds no room is claimed by its row alone: that is slower, and a queue with
@@ -34,7 +34,6 @@
 
 #include "base/base.h"
 #include "shared/counts/counts.h"
-#include "shared/leases/leases.h"
 
 /* The share of all databases that found no other; and the count of the whole table. */
 #define SHARE_OF_OTHERS 0

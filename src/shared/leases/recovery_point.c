@@ -1,5 +1,5 @@
 /*
- * shared/queue_states/recovery_point.c
+ * shared/leases/recovery_point.c
  *		How far the search for leases that memory lost has come, in each queue's
  *		state.  job/recover.c does the searching.
  *
@@ -20,8 +20,9 @@
 #include "postgres.h"
 
 #include "base/base.h"
+#include "shared/leases/leases.h"
+#include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
-#include "shared/waiters/waiters.h"
 
 /* A search that missed something begins again after so many microseconds. */
 #define RECOVERY_INTERVAL USECS_PER_SEC

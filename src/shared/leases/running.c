@@ -1,5 +1,5 @@
 /*
- * shared/queue_states/running.c
+ * shared/leases/running.c
  *		How many jobs of a queue run: its lease entries, counted in its state.
  *
  * Every queue is counted, so that a limit that is set later finds the count right.  A
@@ -56,6 +56,7 @@
  */
 #include "postgres.h"
 
+#include "shared/leases/leases.h"
 #include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 

@@ -1,11 +1,11 @@
 /*
- * shared/waiters/worker_call.c
+ * shared/processes/worker_call.c
  *		How a background worker is woken: when it sleeps, who needs it, and for which queue.
  *
  * No wake-up of a worker is lost.  The worker writes asleep_until = never (idemq_worker_awake),
- * full barrier, takes the marks of queues (shared/waiters/due_queues.c), checks what is due,
+ * full barrier, takes the marks of queues (shared/processes/due_queues.c), checks what is due,
  * writes asleep_until = until (idemq_worker_asleep), and waits on its latch.  A session that has
- * something for time t writes it down (shared/waiters/due_times.c, or a ring of news), marks the
+ * something for time t writes it down (shared/processes/due_times.c, or a ring of news), marks the
  * queue, full barrier, reads asleep_until, and sets the latch if t is less
  * (idemq_worker_need_for_queue; idemq_worker_need_by for what belongs to no queue).  If it read
  *	 - never: the latch is set, and the worker, between its check and its sleep, does not
@@ -26,7 +26,7 @@
  * A worker that has not moved for IDEMQ_STUCK_AFTER is as good as none: it is stopped, or at
  * one long piece of work.  Nobody watches it: idemq_worker_present looks when it is asked.
  *
- * The proof of the marks is in shared/waiters/due_queues.c.
+ * The proof of the marks is in shared/processes/due_queues.c.
  *		Model: test/model/worker.pml; the worker, three sessions, two queues, one task that fails.
  *
  * Locks: none, atomics only.  All of it is called after commit and abort, and under other
@@ -41,7 +41,6 @@
 #include "base/base.h"
 #include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
-#include "shared/waiters/waiters.h"
 
 /*
  * Returns whether a worker runs in this database, and has moved of late, as far as is known

@@ -1,12 +1,12 @@
 /*
- * shared/waiters/due_times.c
+ * shared/processes/due_times.c
  *		When the background worker is to do what for a queue: an array of times in its state,
  *		one for each DueKind, each no later than the first thing that it stands for.
  *
  * No time is lost.  A session that has something done later first makes it so that others find
  * it (a commit, an entry put under a partition's lock, a list changed under its own: each a
  * full barrier).  Then it lowers the time (idemq_due_by), marks the queue state and calls the
- * worker (shared/waiters/due_queues.c, worker_call.c).  The worker, or another session that does
+ * worker (shared/processes/due_queues.c, worker_call.c).  The worker, or another session that does
  * the work, begins by taking the time: it sets the time to never (full barrier), then looks, and
  * lowers the time to when there is more to do.
  *
@@ -27,7 +27,7 @@
  *
  * Two kinds are written under a lock that covers what they stand for; its holder knows the time
  * and may raise it: DUE_GROUPS under the groups' lock (shared/groups/groups.c),
- * DUE_RECOVERY under the queue state's (shared/queue_states/recovery_point.c).  They are read as
+ * DUE_RECOVERY under the queue state's (shared/leases/recovery_point.c).  They are read as
  * the others.
  *
  * Locks: none, atomics only.  All of it is called after commit and abort: nothing here
@@ -36,7 +36,7 @@
 #include "postgres.h"
 
 #include "base/base.h"
-#include "shared/waiters/waiters.h"
+#include "shared/processes/processes.h"
 
 /* Returns when (mono) a time of that kind is: some kinds are times of day. */
 static int64
