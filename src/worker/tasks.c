@@ -177,10 +177,10 @@ next_scheduled(void)
 
 /*
  * Schedules a queue for the time when the first of its tasks is due, but no earlier than
- * *since (mono), when none was; notes what there is to notify.
+ * since (mono), when none was; notes what there is to notify.
  */
 static void
-plan(const QueueStateView *view, void *since)
+plan(const QueueStateView *view, int64 since)
 {
 	int64 due = PG_INT64_MAX;
 
@@ -191,7 +191,17 @@ plan(const QueueStateView *view, void *since)
 
 		due = Min(due, when);
 	}
-	schedule_queue(idemq_qstate_index(view->qstate), due, *(int64 *) since);
+	schedule_queue(idemq_qstate_index(view->qstate), due, since);
+}
+
+/* Schedules all queues of this database. */
+static void
+plan_all(void)
+{
+	QueueStateView view = {0};
+
+	while (idemq_qstate_next(MyDatabaseId, &view))
+		plan(&view, looked_at);
 }
 
 /* Visits a queue state whose times have changed. */
@@ -201,7 +211,7 @@ plan_marked(int qstate_index, void *arg)
 	QueueStateView view;
 
 	if (idemq_qstate_view(qstate_index, MyDatabaseId, &view))
-		plan(&view, &looked_at);
+		plan(&view, looked_at);
 	else
 		schedule_queue(qstate_index, PG_INT64_MAX, 0);
 }
@@ -222,7 +232,7 @@ plan_changed(void)
 	if (all || moved >= CLOCK_MOVED)
 	{
 		offset = offset_now;
-		idemq_for_each_qstate(MyDatabaseId, plan, &looked_at);
+		plan_all();
 	}
 	looked_at = now;
 }
@@ -235,7 +245,6 @@ static void
 run_queue_tasks(int qstate_index)
 {
 	int first = scheduled_queues[qstate_index].stage;
-	int64 now;
 	QueueStateView view;
 	Slice slice;
 
@@ -252,9 +261,8 @@ run_queue_tasks(int qstate_index)
 			break;
 		}
 	}
-	now = idemq_mono_now();
 	if (idemq_qstate_view(qstate_index, MyDatabaseId, &view))
-		plan(&view, &now);
+		plan(&view, idemq_mono_now());
 }
 
 /*
@@ -293,17 +301,6 @@ run_due_queues(void)
 	return Min(next, until);
 }
 
-/* Makes due what a former worker may have known of a queue; ends a promotion it left open. */
-static void
-make_due(const QueueStateView *view, void *arg)
-{
-	static const DueKind kinds[] = {DUE_LEASE, DUE_READY, DUE_EXPIRY, DUE_HANDLER};
-
-	for (int i = 0; i < (int) lengthof(kinds); i++)
-		idemq_due_by(view->qstate, kinds[i], 0);
-	idemq_promote_pass_end(view->qstate);
-}
-
 /*
  * Makes every queue due: a queue without a state gets one, which asks for recovery.  Returns false
  * when that failed.
@@ -311,10 +308,20 @@ make_due(const QueueStateView *view, void *arg)
 static bool
 tasks_begin(void)
 {
+	QueueStateView view = {0};
+
 	if (!idemq_task_run(&discover_task, 0))
 		return false;
 	idemq_log_recovery_begins();
-	idemq_for_each_qstate(MyDatabaseId, make_due, NULL);
+	/* What a former worker may have known is due again; a promotion that it left open ends. */
+	while (idemq_qstate_next(MyDatabaseId, &view))
+	{
+		idemq_due_by(view.qstate, DUE_LEASE, 0);
+		idemq_due_by(view.qstate, DUE_READY, 0);
+		idemq_due_by(view.qstate, DUE_EXPIRY, 0);
+		idemq_due_by(view.qstate, DUE_HANDLER, 0);
+		idemq_promote_pass_end(view.qstate);
+	}
 	idemq_tick_begin();
 	idemq_history_begin();
 	if (scheduled_queues == NULL)
@@ -327,7 +334,7 @@ tasks_begin(void)
 	/* No queue state is scheduled. */
 	memset(scheduled_queues, 0, sizeof(ScheduledQueue) * (Size) idemq_max_queues);
 	pairingheap_reset(heap);
-	idemq_for_each_qstate(MyDatabaseId, plan, &looked_at);
+	plan_all();
 	return true;
 }
 
@@ -360,15 +367,13 @@ tasks_make_all_due(uint64 call)
 		(void) idemq_task_run_if_due(HISTORY, NULL);
 	}
 	last = call;
-	idemq_for_each_qstate(MyDatabaseId, plan, &looked_at);
+	plan_all();
 }
 
 /* Adds the kinds of tasks due by the target: of one queue, or of all if view is NULL. */
 static void
-add_left(const QueueStateView *view, void *arg)
+add_left(const QueueStateView *view, Left *left)
 {
-	Left *left = arg;
-
 	for (int i = 0; i < TASKS; i++)
 	{
 		if (IS_BY_TIME(tasks[i].kind) && idemq_task_is_left(&tasks[i], view, left->target))
@@ -435,8 +440,11 @@ idemq_tasks_do(void)
 		next = run_due_queues();
 		if (unlikely(call != 0))
 		{
+			QueueStateView view = {0};
+
 			add_left(NULL, &left);
-			idemq_for_each_qstate(MyDatabaseId, add_left, &left);
+			while (idemq_qstate_next(MyDatabaseId, &view))
+				add_left(&view, &left);
 		}
 	}
 	else

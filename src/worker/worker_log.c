@@ -130,18 +130,14 @@ idemq_log_test_clock(void)
 				"off, and restart the server."));
 }
 
-static void
-count_recovering(const QueueStateView *view, void *arg)
-{
-	*(int *) arg += idemq_due_at(view->qstate, DUE_RECOVERY) != PG_INT64_MAX;
-}
-
 static int
 queues_recovering(void)
 {
+	QueueStateView view = {0};
 	int count = 0;
 
-	idemq_for_each_qstate(MyDatabaseId, count_recovering, &count);
+	while (idemq_qstate_next(MyDatabaseId, &view))
+		count += idemq_due_at(view.qstate, DUE_RECOVERY) != PG_INT64_MAX;
 	return count;
 }
 

@@ -133,35 +133,6 @@ idemq_dependencies_is_known(const QueueState *qstate)
 	return (state_of(qstate) & DEPENDENCIES_KNOWN) != 0;
 }
 
-/* Notes how often a queue state was unset.  arg: an array by the indexes of queue states. */
-static void
-begin_qstate(const QueueStateView *view, void *arg)
-{
-	((uint32 *) arg)[idemq_qstate_index(view->qstate)] = state_of(view->qstate) &
-														 ~DEPENDENCIES_BITS;
-}
-
-/* What idemq_dependencies_learn_end makes known of each queue state. */
-typedef struct Learned
-{
-	const uint32 *begun;
-	uint32 bits;
-} Learned;
-
-/* A queue state that has since been unset, or given to a queue, stays as it is. */
-static void
-end_qstate(const QueueStateView *view, void *arg)
-{
-	const Learned *learned = arg;
-	uint32 begun = learned->begun[idemq_qstate_index(view->qstate)];
-	uint32 state = state_of(view->qstate);
-
-	while (
-		(state & ~DEPENDENCIES_SOME) == begun &&
-		!pg_atomic_compare_exchange_u32(&view->qstate->dependencies, &state, state | learned->bits))
-		;
-}
-
 /*
  * To be called before the snapshot by which all rows of this database are read and noted.
  * Returns what idemq_dependencies_learn_end takes, palloc'ed.
@@ -170,10 +141,12 @@ uint32 *
 idemq_dependencies_learn_begin(void)
 {
 	uint32 *begun = palloc(idemq_max_queues * sizeof(uint32));
+	QueueStateView view = {0};
 
 	/* No queue state has that number, less its bits: one that is not visited here stays unknown. */
 	memset(begun, 0xFF, idemq_max_queues * sizeof(uint32));
-	idemq_for_each_qstate(MyDatabaseId, begin_qstate, begun);
+	while (idemq_qstate_next(MyDatabaseId, &view))
+		begun[idemq_qstate_index(view.qstate)] = state_of(view.qstate) & ~DEPENDENCIES_BITS;
 	pg_memory_barrier();
 	return begun;
 }
@@ -186,10 +159,19 @@ idemq_dependencies_learn_begin(void)
 void
 idemq_dependencies_learn_end(uint32 *begun, bool unseen)
 {
-	Learned learned = {begun, unseen ? DEPENDENCIES_BITS : DEPENDENCIES_KNOWN};
+	uint32 learned = unseen ? DEPENDENCIES_BITS : DEPENDENCIES_KNOWN;
+	QueueStateView view = {0};
 
 	IDEMQ_STOP("idemq_dependencies_learn_end");
-	idemq_for_each_qstate(MyDatabaseId, end_qstate, &learned);
+	while (idemq_qstate_next(MyDatabaseId, &view))
+	{
+		uint32 state = state_of(view.qstate);
+
+		/* A queue state that has since been unset, or given to a queue, stays as it is. */
+		while ((state & ~DEPENDENCIES_SOME) == begun[idemq_qstate_index(view.qstate)] &&
+			   !pg_atomic_compare_exchange_u32(&view.qstate->dependencies, &state, state | learned))
+			;
+	}
 	pfree(begun);
 }
 
@@ -212,12 +194,17 @@ idemq_dependency_read(const GroupKey *key, DependencyMark *mark, int64 *job_id)
 	return true;
 }
 
+/* Asks for a scan of the children of every queue that may have jobs with parents or children. */
 static void
-dependencies_want_scan(const QueueStateView *view, void *arg)
+dependencies_want_scans(void)
 {
-	/* It may have jobs with parents or children. */
-	if ((state_of(view->qstate) & DEPENDENCIES_BITS) != DEPENDENCIES_KNOWN)
-		idemq_groups_want_scan(view->qstate, view->queue_id, SCAN_CHILDREN, false);
+	QueueStateView view = {0};
+
+	while (idemq_qstate_next(MyDatabaseId, &view))
+	{
+		if ((state_of(view.qstate) & DEPENDENCIES_BITS) != DEPENDENCIES_KNOWN)
+			idemq_groups_want_scan(view.qstate, view.queue_id, SCAN_CHILDREN, false);
+	}
 }
 
 /* Marks a child whose commit is visible, or a parent whose end is: for all of its children. */
@@ -228,7 +215,7 @@ idemq_dependency_mark(QueueState *qstate, int32 queue_id, DependencyMark mark, i
 
 	idemq_dependency_key(&key, queue_id, mark, job_id);
 	if (!idemq_group_mark(qstate, &key, GROUP_DROP_LOW_WATER) && mark == DEPENDENCY_PARENT)
-		idemq_for_each_qstate(MyDatabaseId, dependencies_want_scan, NULL);
+		dependencies_want_scans();
 }
 
 /* Marks a job that has finished, or may have, if it may be a parent; after the commit. */
@@ -241,5 +228,5 @@ idemq_dependency_finished(QueueState *qstate, int32 queue_id, int64 job_id)
 	if (idemq_worker_present())
 		idemq_dependency_mark(qstate, queue_id, DEPENDENCY_PARENT, job_id);
 	else
-		idemq_for_each_qstate(MyDatabaseId, dependencies_want_scan, NULL);
+		dependencies_want_scans();
 }

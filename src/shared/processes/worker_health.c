@@ -49,27 +49,13 @@ idemq_worker_ends_task(TaskKind kind, bool done, int64 usecs)
 	pg_atomic_fetch_add_u64(&worker->tasks[kind][TASK_BUSY], (uint64) Max(usecs, 0));
 }
 
-static void
-earlier(int64 *first, int64 when)
-{
-	if (when > 0)
-		*first = Min(*first, when);
-}
-
-/* Notes the earliest time at which something of a queue comes due. */
-static void
-first_due(const QueueStateView *view, void *arg)
-{
-	earlier(arg, idemq_due_at(view->qstate, DUE_LEASE));
-	earlier(arg, idemq_due_at(view->qstate, DUE_READY));
-	earlier(arg, idemq_due_at(view->qstate, DUE_GROUPS));
-}
-
 /* Reads the health of this database's worker; false when none runs. */
 bool
 idemq_worker_health(WorkerHealth *health)
 {
 	WorkerSlot *worker = idemq_worker_here();
+	static const DueKind kinds[] = {DUE_LEASE, DUE_READY, DUE_GROUPS};
+	QueueStateView view = {0};
 	int64 now = idemq_mono_now();
 	int64 first;
 
@@ -83,7 +69,16 @@ idemq_worker_health(WorkerHealth *health)
 	for (int i = 0; i < TASK_KINDS; i++)
 		health->last_run =
 			Max(health->last_run, (int64) pg_atomic_read_u64(&worker->tasks[i][TASK_ENDED]));
-	idemq_for_each_qstate(MyDatabaseId, first_due, &first);
+	while (idemq_qstate_next(MyDatabaseId, &view))
+	{
+		for (int i = 0; i < (int) lengthof(kinds); i++)
+		{
+			int64 due = idemq_due_at(view.qstate, kinds[i]);
+
+			if (due > 0) /* 0: look at once, and it is not known since when */
+				first = Min(first, due);
+		}
+	}
 	first = Max(first, idemq_clock_advanced_at());
 	health->lag = Max(now - first, 0);
 	return true;

@@ -219,9 +219,7 @@ extern void idemq_qstate_vacate(QueueState *qstate);
 /* for everybody */
 extern QueueState *idemq_qstate_at(int index);
 extern QueueState *idemq_qstate_current(QueueState *qstate, int32 queue_id);
-extern void idemq_for_each_qstate(Oid database,
-								  void (*function)(const QueueStateView *view, void *arg),
-								  void *arg);
+extern bool idemq_qstate_next(Oid database, QueueStateView *view);
 extern bool idemq_qstate_view(int index, Oid database, QueueStateView *view);
 extern QueueState *idemq_qstate_find(Oid database, int32 queue_id);
 extern int idemq_qstate_index(const QueueState *qstate);

@@ -410,15 +410,6 @@ idemq_wake_queue(QueueState *qstate, int32 queue_id)
 	idemq_wake_for_results();
 }
 
-static void
-wake_qstate(const QueueStateView *view, void *arg)
-{
-	if (*(bool *) arg)
-		idemq_due_by(view->qstate, DUE_READY, idemq_now() + idemq_notify_delay * INT64CONST(1000));
-	idemq_due_by(view->qstate, DUE_HANDLER, 0);
-	wake_all_of(view->qstate);
-}
-
 /*
  * Wakes all waiters for any queue or result of a database: what they know of it is
  * old.  With ready, the worker also looks at each queue, and notifies those who LISTEN if
@@ -427,7 +418,16 @@ wake_qstate(const QueueStateView *view, void *arg)
 void
 idemq_wake_database(Oid database, bool ready)
 {
-	idemq_for_each_qstate(database, wake_qstate, &ready);
+	QueueStateView view = {0};
+
+	while (idemq_qstate_next(database, &view))
+	{
+		if (ready)
+			idemq_due_by(view.qstate, DUE_READY,
+						 idemq_now() + idemq_notify_delay * INT64CONST(1000));
+		idemq_due_by(view.qstate, DUE_HANDLER, 0);
+		wake_all_of(view.qstate);
+	}
 	wake_result_waiters(database);
 }
 
