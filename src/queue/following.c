@@ -98,7 +98,7 @@ static inline bool
 following_is_known(void)
 {
 	return following_loaded_at == following_invalidations &&
-		   switches_loaded == idemq_version_of_following();
+		   switches_loaded == idemq_version_of_database(VERSION_FOLLOWING);
 }
 
 static inline bool
@@ -125,7 +125,7 @@ following_load(void)
 	Datum args[] = {Int64GetDatum((int64) GetSystemIdentifier()), ObjectIdGetDatum(MyDatabaseId),
 					ObjectIdGetDatum(idemq_oids()->jobs)};
 	uint64 before = following_invalidations;
-	uint64 switches = idemq_version_of_following();
+	uint64 switches = idemq_version_of_database(VERSION_FOLLOWING);
 	FollowersRow row;
 
 	if (!idemq_spi_row(&read_row, args, &row, sizeof(row)))

@@ -266,20 +266,21 @@ extern void idemq_scan_start_verified(QueueState *qstate, int32 queue_id, int64 
 
 /*
  * settings_version.c
- *		Numbers that move when the settings of a queue or a database change.
+ *		Numbers that change whenever the settings of a queue or a database change.
  */
 
-/* All versions of queues, copied. */
-typedef struct SettingsVersions SettingsVersions;
+typedef enum DatabaseVersion
+{
+	VERSION_ANY_QUEUE,	/* changes with each change of any queue */
+	VERSION_ALL_QUEUES, /* changes when all queues change at once (TRUNCATE, COMMIT PREPARED) */
+	VERSION_FOLLOWING,	/* changes when the database begins or ceases to follow another */
+	DATABASE_VERSIONS
+} DatabaseVersion;
 
 extern const ShmemPart idemq_versions_part;
 extern void idemq_version_move(int32 queue_id);
 extern void idemq_version_move_following(void);
-extern uint64 idemq_version_of_following(void);
 extern uint64 idemq_version_of_queue(int32 queue_id);
-extern uint64 idemq_version_of_list(void);
-extern uint64 idemq_version_of_all(void);
-extern SettingsVersions *idemq_versions_copy(void);
-extern uint64 idemq_versions_copied(const SettingsVersions *versions, int32 queue_id);
+extern uint64 idemq_version_of_database(DatabaseVersion which);
 
 #endif
