@@ -1,22 +1,23 @@
 /*
  * queue/declared.c
- *		The settings that idemq.ensure_queue was called with: idemq.queues.declared, a jsonb object of
- *		names and values, where null is "none".
+ *		The settings that idemq.ensure_queue was called with: idemq.queues.declared, a jsonb object
+ *		of names and values, where null is "none".
  *
- * A declaration is a FunctionCallInfo as alter_queue has it: argument 0 is the name of the queue, and
- * argument i + 1 is setting i.  NULL means that the setting is not named; 0 and '' mean "none".
+ * A declaration is a FunctionCallInfo as alter_queue has it: argument 0 is the name of the queue,
+ * and argument i + 1 is setting i.  NULL means that the setting is not named; 0 and '' mean "none".
  *
- * A call adds the settings that it names to those of earlier calls.  So two programs, or two versions
- * of a program, that name different settings of a queue do not undo each other's declarations.  A
- * call with exact names every setting: those without an argument get their defaults.
+ * A call adds the settings that it names to those of earlier calls.  So two programs, or two
+ * versions of a program, that name different settings of a queue do not undo each other's
+ * declarations.  A call with exact names every setting: those without an argument get their
+ * defaults.
  *
  * Values are compared as their types compare them, so '1 day' and '24 h' are the same interval.
  * Everything is read by one statement under the latest snapshot, which takes no lock.  The writer
  * holds the lock of the queue's name, and then the lock of its row.
  *
- * The defaults are those of create_queue's arguments.  They are read from the catalog, because they are
- * defined only there.  The SQL objects may be older than this library, so the call determines the
- * number of settings.
+ * The defaults are those of create_queue's arguments.  They are read from the catalog, because they
+ * are defined only there.  The SQL objects may be older than this library, so the call determines
+ * the number of settings.
  */
 #include "postgres.h"
 
@@ -70,9 +71,9 @@ setting_count(FunctionCallInfo settings)
 }
 
 /*
- * Returns an SQL expression: whether a setting was last declared with another value, or never.  Values
- * of one type have one form in jsonb, except for intervals.  Anything that was written there by hand
- * is another value, except that a text that is not an interval raises 22007.
+ * Returns an SQL expression: whether a setting was last declared with another value, or never. 
+ * Values of one type have one form in jsonb, except for intervals.  Anything that was written there
+ * by hand is another value, except that a text that is not an interval raises 22007.
  */
 static char *
 is_new_text(int i, const char *value)

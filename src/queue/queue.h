@@ -175,8 +175,8 @@ extern bool idemq_queue_cache_limits_groups(int32 id);
 extern bool idemq_any_limits_groups;
 
 /*
- * Returns whether a queue has group_max_unfinished, according to this session's cache.  Does not read
- * any rows; costs one comparison if no queue has the limit.
+ * Returns whether a queue has group_max_unfinished, according to this session's cache.  Does not
+ * read any rows; costs one comparison if no queue has the limit.
  */
 static inline bool
 idemq_queue_limits_groups(int32 id)

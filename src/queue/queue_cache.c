@@ -1,32 +1,32 @@
 /*
  * queue/queue_cache.c
- *		The queues that this session has read, with their settings and grants.  A queue is read when it
- *		is first looked up, and again after it has changed.
+ *		The queues that this session has read, with their settings and grants.  A queue is read when
+ *		it is first looked up, and again after it has changed.
  *
- * Two queries read a queue under one snapshot: the latest one, at any isolation level, so it shows every
- * change that the session knows of.  The rows hold until the queue's settings version changes, which is
- * read before the snapshot is taken; shared/queue_states/settings_version.c has the proof.  That a queue
- * does not exist is remembered in the same way.
+ * Two queries read a queue under one snapshot: the latest one, at any isolation level, so it shows
+ * every change that the session knows of.  The rows hold until the queue's settings version
+ * changes, which is read before the snapshot is taken; shared/queue_states/settings_version.c has
+ * the proof.  That a queue does not exist is remembered in the same way.
  *
- * The triggers on idemq.queues, idemq_internal.queue_grants and idemq_internal.hold_entries report each
- * change of a row (hooks/row_triggers.c):
+ * The triggers on idemq.queues, idemq_internal.queue_grants and idemq_internal.hold_entries report
+ * each change of a row (hooks/row_triggers.c):
  *	 - Other sessions: the version changes after the commit (txn/pending.c), and not at all after a
  *	   rollback.  COMMIT PREPARED changes the version of all queues (hooks/utility.c).
- *	 - This session must see its own changes at once.  So it forgets a queue when it changes the queue, and
- *	   again when the change is rolled back (even to a savepoint) or prepared.  A trigger that runs between
- *	   the change and the end of the command may look up the queue, and would see the old rows.  Therefore
- *	   the session forgets all queues at the end of the command.
- *	 - A standby: the trigger sends a relcache invalidation of the sequence of queue ids.  Nothing else
- *	   invalidates this sequence, and a primary ignores the message.  A standby then forgets all queues.
- *	   The first call after a promotion does the same.
+ *	 - This session must see its own changes at once.  So it forgets a queue when it changes the
+ *	   queue, and again when the change is rolled back (even to a savepoint) or prepared.  A trigger
+ *	   that runs between the change and the end of the command may look up the queue, and would see
+ *	   the old rows.  Therefore the session forgets all queues at the end of the command.
+ *	 - A standby: the trigger sends a relcache invalidation of the sequence of queue ids.  Nothing
+ *	   else invalidates this sequence, and a primary ignores the message.  A standby then forgets
+ *	   all queues.  The first call after a promotion does the same.
  *
- * A name leads to an id, and the id to a queue, which must have that name.  Names are unique, so the
- * version of that id alone shows whether the queue has been dropped, created again or renamed.  That no
- * queue has a name is not remembered.
+ * A name leads to an id, and the id to a queue, which must have that name.  Names are unique, so
+ * the version of that id alone shows whether the queue has been dropped, created again or renamed. 
+ * That no queue has a name is not remembered.
  *
- * A relcache invalidation of the tables of queues or grants (DROP EXTENSION, ALTER TABLE, VACUUM), or of
- * all relations, makes the session forget all queues; an invalidation of roles, all privileges.  So after
- * a trigger has been disabled and enabled again, nothing stays out of date.
+ * A relcache invalidation of the tables of queues or grants (DROP EXTENSION, ALTER TABLE, VACUUM),
+ * or of all relations, makes the session forget all queues; an invalidation of roles, all
+ * privileges.  So after a trigger has been disabled and enabled again, nothing stays out of date.
  */
 #include "postgres.h"
 
@@ -84,7 +84,10 @@ static HTAB *queue_cache_names = NULL; /* of CachedName */
 static int32 *listed = NULL;
 static int nlisted = 0;
 static uint64 listed_at = 0;
-/* The cache is valid while these are equal, and while the server is still a standby, or still a primary. */
+/*
+ * The cache is valid while these are equal, and while the server is still a standby, or still a
+ * primary.
+ */
 static uint64 queue_cache_invalidations = 1;
 static uint64 reset_at = 0;
 static bool on_standby = false;
@@ -321,8 +324,8 @@ read_listed(void)
 }
 
 /*
- * Returns the ids of all queues, in order, and their number in *count.  If many queues are out of date,
- * reads all of them, because the caller will look at each.  Valid until the next lookup.
+ * Returns the ids of all queues, in order, and their number in *count.  If many queues are out of
+ * date, reads all of them, because the caller will look at each.  Valid until the next lookup.
  */
 const int32 *
 idemq_queue_cache_ids(int *count)
@@ -356,7 +359,10 @@ idemq_queue_cache_ids(int *count)
 	return listed;
 }
 
-/* Returns a number that changes when roles have changed, for results that were computed from grants. */
+/*
+ * Returns a number that changes when roles have changed, for results that were computed from
+ * grants.
+ */
 uint64
 idemq_queue_cache_roles(void)
 {
@@ -364,8 +370,8 @@ idemq_queue_cache_roles(void)
 }
 
 /*
- * Returns a number that changes when all queues must be reread; for other things in the database that a
- * session rereads only then.
+ * Returns a number that changes when all queues must be reread; for other things in the database
+ * that a session rereads only then.
  */
 uint64
 idemq_queue_cache_version(void)
@@ -383,10 +389,10 @@ idemq_queue_cache_limits_groups(int32 id)
 }
 
 /*
- * Follows a change of a queue (0: of all) by this transaction, before the transaction ends: forgets the
- * queue now, and all queues at the end of the command; a standby forgets all queues when it replays the
- * change.  The caller makes sure that other sessions are told, and that a rollback is followed
- * (txn/pending.c).
+ * Follows a change of a queue (0: of all) by this transaction, before the transaction ends: forgets
+ * the queue now, and all queues at the end of the command; a standby forgets all queues when it
+ * replays the change.  The caller makes sure that other sessions are told, and that a rollback is
+ * followed (txn/pending.c).
  */
 void
 idemq_queue_cache_changed(int32 id)
@@ -417,7 +423,10 @@ queue_cache_forget_by_relcache(Datum arg, Oid relid)
 	else if (relid == sequence_relid)
 	{
 		standby_invalidations++;
-		/* A message from another session may come before the end of the command that changes a queue. */
+		/*
+		 * A message from another session may come before the end of the command that changes a
+		 * queue.
+		 */
 		if (changing_in != InvalidCommandId)
 			idemq_queue_cache_forget(0);
 		if (GetCurrentCommandId(false) != changing_in)

@@ -224,7 +224,10 @@ idemq_setting_type(int i)
 	return sql_types[settings[i].kind];
 }
 
-/* Returns what alter_queue and ensure_queue take for "none", in SQL; NULL if there is no such value. */
+/*
+ * Returns what alter_queue and ensure_queue take for "none", in SQL; NULL if there is no such
+ * value.
+ */
 const char *
 idemq_setting_none(int i)
 {
@@ -303,8 +306,8 @@ idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id)
 }
 
 /*
- * Changes the settings of a queue to the arguments of alter_queue that are not NULL.  latest: even if
- * the row is newer than the transaction's snapshot.
+ * Changes the settings of a queue to the arguments of alter_queue that are not NULL.  latest: even
+ * if the row is newer than the transaction's snapshot.
  */
 void
 idemq_settings_update(FunctionCallInfo fcinfo, const char *name, bool latest)
@@ -334,8 +337,8 @@ static SqlStatement describe_queue =
 /*
  * Returns the settings of a queue as jsonb, 0 when it is gone; they stay as they are until this
  * transaction ends.  With what that was before, unless it is 0: what differs now, or 0 when nothing
- * does: {"lease": {"from": ..., "to": ...}, ...}.  latest: as for idemq_settings_update; a row that the
- * snapshot does not show is not there otherwise, and one that has changed since raises 40001.
+ * does: {"lease": {"from": ..., "to": ...}, ...}.  latest: as for idemq_settings_update; a row that
+ * the snapshot does not show is not there otherwise, and one that has changed since raises 40001.
  */
 Datum
 idemq_settings_document(int32 queue_id, Datum before, bool latest)

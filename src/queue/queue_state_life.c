@@ -2,18 +2,18 @@
  * queue/queue_state_life.c
  *		How a queue gets its state in shared memory, and loses it.
  *
- * A queue state has parts in several files: the scan starts and the recovery point in the queue
- * state itself; the ring of events, the counters, the unfinished jobs, the groups and the cell of
- * buckets at its index.  The next queue must inherit nothing, so all of them are reset or forgotten
- * here, and nowhere else.  (A pass of promotion, at its index too, is the worker's:
- * shared/groups/promote_pass.c.)
+ * Several files of src/shared keep a part of a queue's state.  The scan starts and the recovery
+ * point are in the queue state itself; the ring of events, the counters, the number of unfinished
+ * jobs, the groups and the overflow bucket are in arrays, at the queue state's index.  All of them
+ * are reset here, and nowhere else, so that the next queue inherits nothing.  (The promotion pass
+ * at the same index belongs to the worker: shared/groups/promote_pass.c.)
  *
- * Invariant: a queue that has a state has all of its parts.  qstates_lock is held
- * exclusively from before the queue state gets its key until the last part is reset, so
- * no session finds the queue state in between.
+ * Invariant: a queue that has a state has all of its parts.  qstates_lock is held exclusively from
+ * before the queue state gets its key until the last part is reset, so no session can find the
+ * queue state before that.
  *
- * Locks: shared/README.md, from level 2 on.  Nothing here allocates or raises: it is
- * called after commit and abort, too.
+ * Locks: those of src/shared/README.md, from level 2 on.  Nothing here allocates memory or raises
+ * errors, because it is also called after commit and abort.
  */
 #include "postgres.h"
 
@@ -29,21 +29,25 @@
 #include "shared/waiters/waiters.h"
 
 /*
- * Takes a queue's state away, and wakes its waiters: if the queue still exists, it gets another
- * state, and the waiters have to sleep there.  qstates_lock held exclusively.
+ * Takes away a queue's state, and wakes its waiters: if the queue still exists, it gets another
+ * state, and they must wait there.  qstates_lock must be held exclusively.
  */
 static void
 end_life(QueueState *qstate)
 {
+	int index = idemq_qstate_index(qstate);
+
 	idemq_qstate_vacate(qstate);
 	(void) idemq_waiters_wake(idemq_waiters_of_queue(qstate), PG_INT32_MAX);
-	idemq_counters_forget(idemq_qstate_index(qstate));
-	idemq_groups_forget(idemq_qstate_index(qstate));
-	idemq_buckets_forget_queue(idemq_qstate_index(qstate));
-	idemq_unfinished_forget(idemq_qstate_index(qstate));
+	idemq_counters_forget(index);
+	idemq_groups_forget(index);
+	idemq_buckets_forget_queue(index);
+	idemq_unfinished_forget(index);
 }
 
-/* Returns the state of a queue of this database, given one if need be; NULL when all are used. */
+/*
+ * Returns the state of a queue of this database, gives it one if necessary; NULL if none is free.
+ */
 QueueState *
 idemq_qstate_for_queue(int32 queue_id)
 {
@@ -62,7 +66,10 @@ idemq_qstate_for_queue(int32 queue_id)
 		{
 			int index = idemq_qstate_index(qstate);
 
-			/* This also bounds every view of the queue state's former life. */
+			/*
+			 * This also bounds every advance by a session that has read the scan start in the last
+			 * life.
+			 */
 			idemq_scan_start_unset_locked(qstate);
 			idemq_qstate_begin_recovery(qstate, 0);
 			LWLockRelease(&qstate->lock);
@@ -70,7 +77,8 @@ idemq_qstate_for_queue(int32 queue_id)
 			idemq_counters_reset(index, MyDatabaseId, queue_id);
 			idemq_groups_reset(index, MyDatabaseId, queue_id);
 			idemq_unfinished_reset(index, MyDatabaseId, queue_id);
-			idemq_buckets_forget_queue(index); /* a session may have charged them after end_life */
+			/* A session may have charged a bucket after end_life. */
+			idemq_buckets_forget_queue(index);
 		}
 		idemq_qstates_unlock();
 	}
@@ -91,7 +99,7 @@ idemq_qstates_usage(void)
 	return usage;
 }
 
-/* Takes the state of a dropped queue of this database away. */
+/* Takes away the state of a dropped queue of this database. */
 void
 idemq_qstate_forget_queue(int32 queue_id)
 {
@@ -105,8 +113,8 @@ idemq_qstate_forget_queue(int32 queue_id)
 }
 
 /*
- * Takes the states of all queues of a database away: the database, its queues, its jobs or its
- * extension were dropped.
+ * Takes away the states of all queues of a database, because the database or the extension was
+ * dropped, or the queues or jobs were truncated.
  */
 void
 idemq_qstates_forget_database(Oid database)
@@ -125,8 +133,9 @@ idemq_qstates_forget_database(Oid database)
 }
 
 /*
- * Unsets every scan start, gauge, count of unfinished jobs and low-water mark of a database and asks
- * for recovery: rows changed, and it is not known which (after COMMIT PREPARED, for example).
+ * Unsets everything that shared memory knows about the jobs of a database (scan starts, gauges,
+ * numbers of unfinished jobs, low-water marks), and asks for recovery, because unknown rows have
+ * changed; for example after COMMIT PREPARED.
  */
 void
 idemq_qstates_unset_database(Oid database)

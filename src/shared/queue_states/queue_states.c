@@ -4,18 +4,18 @@
  *		queue, and their locks.
  *
  * Each field of a queue state belongs to the file that queue_states.h names.
- * queue/queue_state_life.c gives a queue its state and takes it away again.  qstate_reset is the only
- * function that sets the fields for a queue state's next life.
+ * queue/queue_state_life.c gives a queue its state and takes it away again.  qstate_reset is the
+ * only function that sets the fields for a queue state's next life.
  *
- * A session keeps the pointer to a queue's state.  The pointer may be NULL, or the queue state may have
- * passed to another queue since.  A function that also takes the queue's id therefore compares it with
- * the id in the queue state, and looks up the right queue state if they differ.  If the queue has none,
- * the function does nothing, because a queue state is reset when a queue gets it.
+ * A session keeps the pointer to a queue's state.  The pointer may be NULL, or the queue state may
+ * have passed to another queue since.  A function that also takes the queue's id therefore compares
+ * it with the id in the queue state, and looks up the right queue state if they differ.  If the
+ * queue has none, the function does nothing, because a queue state is reset when a queue gets it.
  *
- * Locks: see src/shared/README.md.  qstates_lock (level 2) protects the hash table and the allocation of
- * queue states.  The lock of a queue state (level 3) protects its fields, unless queue_states.h says
- * otherwise.  A key changes only while both are held, so either lock suffices to read it.  Functions
- * that are called after commit or abort neither allocate nor raise errors.
+ * Locks: see src/shared/README.md.  qstates_lock (level 2) protects the hash table and the
+ * allocation of queue states.  The lock of a queue state (level 3) protects its fields, unless
+ * queue_states.h says otherwise.  A key changes only while both are held, so either lock suffices
+ * to read it.  Functions that are called after commit or abort neither allocate nor raise errors.
  */
 #include "postgres.h"
 
@@ -47,15 +47,17 @@ static HTAB *qstate_hash = NULL;
 
 /*
  * Begins a new life of a queue state: sets every field except the key, and except the fields that
- * scan_start.c and leases/recovery_point.c reset.  A due time of 0 means that it is not known whether
- * something is due, so the worker looks.  The queue state's lock must be held.
+ * scan_start.c and leases/recovery_point.c reset.  A due time of 0 means that it is not known
+ * whether something is due, so the worker looks.  The queue state's lock must be held.
  */
 static void
 qstate_reset(QueueState *qstate)
 {
 	uint64 life = RUNNING_LIFE(pg_atomic_read_u64(&qstate->running)) + 1;
 
-	/* Lease entries that were counted in the last life find another number, and are not subtracted. */
+	/*
+	 * Lease entries that were counted in the last life find another number, and are not subtracted.
+	 */
 	(void) pg_atomic_exchange_u64(&qstate->running, life << 32);
 	pg_atomic_write_u32(&qstate->refused_by, 0);
 	qstate_unset_dependencies(qstate, DEPENDENCIES_BITS);
@@ -113,7 +115,10 @@ const ShmemPart idemq_qstates_part = {.area = (void **) &queue_states_shared,
 									  .key_size = sizeof(QueueStateKey),
 									  .entry_size = sizeof(QueueStateEntry)};
 
-/* Takes qstates_lock.  In shared mode, no queue gets or loses a state; in exclusive mode, none is found. */
+/*
+ * Takes qstates_lock.  In shared mode, no queue gets or loses a state; in exclusive mode, none is
+ * found.
+ */
 void
 idemq_qstates_lock(LWLockMode mode)
 {
@@ -144,9 +149,9 @@ idemq_qstates_used(void)
 }
 
 /*
- * Gives a free queue state to a queue, and resets it, except for what the caller must reset: the scan
- * starts and the recovery point.  Returns the queue state with its lock held, or NULL if none is free.
- * qstates_lock must be held exclusively.
+ * Gives a free queue state to a queue, and resets it, except for what the caller must reset: the
+ * scan starts and the recovery point.  Returns the queue state with its lock held, or NULL if none
+ * is free. qstates_lock must be held exclusively.
  */
 QueueState *
 idemq_qstate_occupy(Oid database, int32 queue_id)
@@ -203,8 +208,8 @@ idemq_qstate_at(int index)
 }
 
 /*
- * Moves *view to the next queue of a database that has a state; a view of zeros is before the first.
- * Returns false at the end.  No lock is held on return.
+ * Moves *view to the next queue of a database that has a state; a view of zeros is before the
+ * first.  Returns false at the end.  No lock is held on return.
  */
 bool
 idemq_qstate_next(Oid database, QueueStateView *view)
@@ -252,9 +257,9 @@ idemq_qstate_find(Oid database, int32 queue_id)
 }
 
 /*
- * Returns whether a queue state that the caller remembers still belongs to a queue of this database.
- * Without a lock, the answer may be out of date at once; a queue loses its state only when it is
- * dropped, or when the jobs are truncated.
+ * Returns whether a queue state that the caller remembers still belongs to a queue of this
+ * database.  Without a lock, the answer may be out of date at once; a queue loses its state only
+ * when it is dropped, or when the jobs are truncated.
  */
 bool
 idemq_qstate_is_of(const QueueState *qstate, int32 queue_id)
@@ -264,8 +269,8 @@ idemq_qstate_is_of(const QueueState *qstate, int32 queue_id)
 }
 
 /*
- * Returns the state of a queue of this database: qstate if it still belongs to the queue, otherwise the
- * one that the queue has now, or NULL.
+ * Returns the state of a queue of this database: qstate if it still belongs to the queue, otherwise
+ * the one that the queue has now, or NULL.
  */
 QueueState *
 idemq_qstate_current(QueueState *qstate, int32 queue_id)
@@ -292,8 +297,8 @@ idemq_qstate_lock(QueueState **qstate, int32 queue_id, LWLockMode mode)
 }
 
 /*
- * Notes that this transaction has just created the queue and given it its state, so shared memory knows
- * everything that the queue has ever done.  A rollback takes the queue state away.
+ * Notes that this transaction has just created the queue and given it its state, so shared memory
+ * knows everything that the queue has ever done.  A rollback takes the queue state away.
  */
 void
 idemq_qstate_note_new(QueueState *qstate, int32 queue_id)
@@ -305,9 +310,9 @@ idemq_qstate_note_new(QueueState *qstate, int32 queue_id)
 }
 
 /*
- * Sets *since to the time (mono) since which shared memory knows everything that a queue does: when the
- * queue got its state, or 0 if it got its state when it was created.  Returns false if the queue has no
- * state.
+ * Sets *since to the time (mono) since which shared memory knows everything that a queue does: when
+ * the queue got its state, or 0 if it got its state when it was created.  Returns false if the
+ * queue has no state.
  */
 bool
 idemq_qstate_known_since(QueueState *qstate, int32 queue_id, int64 *since)
@@ -331,9 +336,9 @@ idemq_qstate_note_claim(QueueState *qstate)
 }
 
 /*
- * Begins a change of shared memory in several steps, such as removing a lease entry and then lowering
- * the scan start.  Only idemq.check() uses this, to tell an unfinished change from a fault.  Code between
- * begin and end must not raise errors.
+ * Begins a change of shared memory in several steps, such as removing a lease entry and then
+ * lowering the scan start.  Only idemq.check() uses this, to tell an unfinished change from a
+ * fault.  Code between begin and end must not raise errors.
  */
 void
 idemq_qstates_begin_change(void)
@@ -348,8 +353,8 @@ idemq_qstates_end_change(void)
 }
 
 /*
- * Returns a number that changes whenever such a change begins or ends.  Its lower half is the number of
- * changes in progress.
+ * Returns a number that changes whenever such a change begins or ends.  Its lower half is the
+ * number of changes in progress.
  */
 uint64
 idemq_qstates_changes(void)
@@ -357,7 +362,9 @@ idemq_qstates_changes(void)
 	return pg_atomic_fetch_add_u64(&queue_states_shared->changes, 0);
 }
 
-/* Summarizes the state of a queue of this database for idemq.check(); returns false if it has none. */
+/*
+ * Summarizes the state of a queue of this database for idemq.check(); returns false if it has none.
+ */
 bool
 idemq_qstate_summary(int32 queue_id, QueueStateSummary *status)
 {
@@ -375,8 +382,8 @@ idemq_qstate_summary(int32 queue_id, QueueStateSummary *status)
 }
 
 /*
- * Counts the queue states for idemq.check().  Copies the ids of the queues of this database that have a
- * state to queue_ids, which must have room for idemq_max_queues; returns the number of ids.
+ * Counts the queue states for idemq.check().  Copies the ids of the queues of this database that
+ * have a state to queue_ids, which must have room for idemq_max_queues; returns the number of ids.
  */
 int
 idemq_qstates_audit(QueueStatesAudit *audit, int32 *queue_ids)

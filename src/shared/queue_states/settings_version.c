@@ -3,21 +3,21 @@
  *		Settings versions: numbers that change whenever the settings or grants of a queue change, so
  *		that a session knows when it must reread them.
  *
- * Each queue of a database, whether or not it has a state, has one of QUEUE_STRIPES numbers.  If two
- * queues share a number, a session sometimes rereads a queue that has not changed.  In addition, each
- * database has one number per DatabaseVersion.  Databases may share these, too.
+ * Each queue of a database, whether or not it has a state, has one of QUEUE_STRIPES numbers.  If
+ * two queues share a number, a session sometimes rereads a queue that has not changed.  In
+ * addition, each database has one number per DatabaseVersion.  Databases may share these, too.
  *
  *		a session that changes a queue	a session that reads it
  *		1 its commit is visible			1 reads the number
  *		2 changes the number			2 takes a snapshot, and reads the rows
  *		3 answers its client			3 uses the rows until the number changes
  *
- * A call that begins after the first session's step 3 sees the new number.  If the second session had
- * already read the new number in its step 1, its snapshot is newer than the commit.  If the number
- * changes between its steps 1 and 2, it reads the rows once more than necessary.
+ * A call that begins after the first session's step 3 sees the new number.  If the second session
+ * had already read the new number in its step 1, its snapshot is newer than the commit.  If the
+ * number changes between its steps 1 and 2, it reads the rows once more than necessary.
  *
- * On a standby, no number ever changes.  There, sessions follow the invalidation message in the commit
- * record of the change (queue/queue_cache.c).
+ * On a standby, no number ever changes.  There, sessions follow the invalidation message in the
+ * commit record of the change (queue/queue_cache.c).
  *
  * Locks: none, only atomics.  idemq_version_move is called after commit.
  */
