@@ -71,25 +71,10 @@ setting_count(FunctionCallInfo settings)
 }
 
 /*
- * Returns an SQL expression: whether a setting was last declared with another value, or never. 
- * Values of one type have one form in jsonb, except for intervals.  Anything that was written there
- * by hand is another value, except that a text that is not an interval raises 22007.
+ * Adds what the two statements say about a setting.  Values of one type have one form in jsonb,
+ * except for intervals.  Anything that was written to declared by hand counts as another value,
+ * except that a text that is not an interval raises 22007.
  */
-static char *
-is_new_text(int i, const char *value)
-{
-	const char *name = idemq_setting_name(i);
-	char *stored = psprintf("q.declared->'%s'", name);
-	char *declared = psprintf("coalesce(to_jsonb(%s), 'null')", value);
-
-	if (idemq_setting_type(i) != INTERVALOID)
-		return psprintf("%s IS DISTINCT FROM %s", stored, declared);
-	return psprintf("CASE WHEN %s = %s THEN false WHEN jsonb_typeof(%s) = 'string' "
-					"THEN (q.declared->>'%s')::interval IS DISTINCT FROM %s ELSE true END",
-					stored, declared, stored, name, value);
-}
-
-/* Adds what the two statements say about a setting. */
 static void
 add_setting(int i, StringInfo compared, StringInfo stored)
 {
@@ -97,14 +82,23 @@ add_setting(int i, StringInfo compared, StringInfo stored)
 	const char *none = idemq_setting_none(i);
 	const char *comma = i > 0 ? ", " : "";
 	char *value = none != NULL ? psprintf("nullif($%d, %s)", i + 2, none) : psprintf("$%d", i + 2);
+	char *last = psprintf("q.declared->'%s'", name);
+	char *declared = psprintf("coalesce(to_jsonb(%s), 'null')", value);
+	char *is_new;
+
+	if (idemq_setting_type(i) == INTERVALOID)
+		is_new = psprintf("CASE WHEN %s = %s THEN false WHEN jsonb_typeof(%s) = 'string' "
+						  "THEN (q.declared->>'%s')::interval IS DISTINCT FROM %s ELSE true END",
+						  last, declared, last, name, value);
+	else
+		is_new = psprintf("%s IS DISTINCT FROM %s", last, declared);
 
 	/* The declared value of a setting that the call does not name is not read. */
 	appendStringInfo(compared,
 					 "%s(%lld::bigint, '%s', $%d IS NOT NULL, "
 					 "CASE WHEN $%d IS NOT NULL THEN %s ELSE false END, "
 					 "q.%s IS DISTINCT FROM %s, q.%s::text, %s::text)",
-					 comma, 1LL << i, name, i + 2, i + 2, is_new_text(i, value), name, value, name,
-					 value);
+					 comma, 1LL << i, name, i + 2, i + 2, is_new, name, value, name, value);
 	appendStringInfo(stored, "%s('%s', $%d IS NOT NULL, to_jsonb(%s))", comma, name, i + 2, value);
 	compare_declared.types[i + 1] = store_declared.types[i + 1] = idemq_setting_type(i);
 }

@@ -1,8 +1,10 @@
 /*
  * queue/queue_settings.c
- *		The settings of a queue, in one table.
+ *		The settings of a queue: checks them, writes them and reads them.
  *
- * All that checks, writes and reads settings is made from QUEUE_SETTINGS (queue/queue.h).
+ * All code for the individual settings is generated from QUEUE_SETTINGS (queue/queue.h).
+ *
+ * Locks: those of the SQL statements; idemq_settings_document locks the row.
  */
 #include "postgres.h"
 
@@ -54,14 +56,10 @@ static const Oid sql_types[] =
 	 [SETTING_BOOL] = BOOLOID};
 
 /* What alter_queue takes for "none", in SQL; NULL for a setting that a queue always has. */
-static const char *const none_values[] =
-	{[SETTING_LIMIT] = "0", [SETTING_TIMEOUT] = "interval '0'", [SETTING_QUEUE] = "''"};
-
-static const char *
-none_value(SettingKind kind)
-{
-	return kind < lengthof(none_values) ? none_values[kind] : NULL;
-}
+static const char *const none_values[] = {[SETTING_LIMIT] = "0",
+										  [SETTING_TIMEOUT] = "interval '0'",
+										  [SETTING_QUEUE] = "''",
+										  [SETTING_BOOL] = NULL};
 
 static const SqlField fields[] = {SQL_FIELD(QueueInfo, id),
 								  SQL_FIELD(QueueInfo, name),
@@ -108,7 +106,7 @@ build_statements(void)
 	for (int i = 0; i < (int) lengthof(settings); i++)
 	{
 		const char *name = settings[i].name;
-		const char *none = none_value(settings[i].kind);
+		const char *none = none_values[settings[i].kind];
 		int parameter = i + 2;
 
 		appendStringInfo(&parameters, ", $%d", parameter);
@@ -131,8 +129,8 @@ build_statements(void)
 }
 
 /*
- * Checks the settings that are given, and, for a new queue, that none is missing; raises
- * 22004, 22023.  The caller checks the name of a queue: see job/dead_letter.c.
+ * Checks the arguments that are given, and, for a new queue, that no required one is missing;
+ * raises 22004 and 22023.  job/dead_letter.c checks dead_letter_queue.
  */
 void
 idemq_settings_check(FunctionCallInfo fcinfo, bool is_new)
@@ -140,7 +138,7 @@ idemq_settings_check(FunctionCallInfo fcinfo, bool is_new)
 	for (int i = 0; i < (int) lengthof(settings); i++)
 	{
 		const QueueSetting *setting = &settings[i];
-		bool may_be_none = none_value(setting->kind) != NULL;
+		bool may_be_none = none_values[setting->kind] != NULL;
 		double least = may_be_none && !is_new ? 0 : setting->least;
 		int n = i + 1;
 
@@ -198,7 +196,7 @@ idemq_settings_lease(const QueueInfo *queue, int64 asked)
 	return queue->job_timeout > 0 ? Min(lease, queue->job_timeout) : lease;
 }
 
-/* Returns which argument of create_queue and alter_queue a setting is. */
+/* Returns the number of the argument of create_queue and alter_queue for a setting. */
 int
 idemq_setting_arg(const char *name)
 {
@@ -210,7 +208,7 @@ idemq_setting_arg(const char *name)
 	elog(ERROR, "unknown setting \"%s\"", name);
 }
 
-/* Returns the name of a setting, from 0; NULL after the last. */
+/* Returns the name of setting i, counted from 0; NULL after the last. */
 const char *
 idemq_setting_name(int i)
 {
@@ -231,18 +229,19 @@ idemq_setting_type(int i)
 const char *
 idemq_setting_none(int i)
 {
-	return none_value(settings[i].kind);
+	return none_values[settings[i].kind];
 }
 
-/* By itself: a name that is written means the role that has it now (hooks/row_triggers.c). */
+/* A statement of its own, because its trigger stores the OID of the role (hooks/row_triggers.c). */
 static SqlStatement set_dead_letter_role =
 	{.text = "UPDATE idemq.queues SET dead_letter_role = CASE WHEN dead_letter_queue IS NOT NULL "
 			 "THEN $2 END WHERE name = $1",
 	 .types = {TEXTOID, NAMEOID}};
 
 /*
- * Runs a statement with name and settings as its parameters, and stores the role that has set
- * a dead_letter_queue.  Returns whether it wrote a row; *id, unless NULL: the id that it returned.
+ * Runs a statement with the name and the settings as its parameters.  If dead_letter_queue is
+ * given, also stores the caller as the role that has set it.  Returns whether a row was written;
+ * sets *id, unless id is NULL, to the id that the statement returned.
  */
 static bool
 run_with_settings(SqlStatement *statement, FunctionCallInfo fcinfo, const char *name, Oid caller,
@@ -271,17 +270,19 @@ run_with_settings(SqlStatement *statement, FunctionCallInfo fcinfo, const char *
 	return true;
 }
 
-/* Whether create_queue is adding a row: the trigger asks whether a queue comes from elsewhere. */
+/*
+ * Whether create_queue is inserting a row.  Any other new row comes from a restore or a publisher.
+ */
 static bool inserting = false;
 
-/* Returns whether create_queue adds the row of idemq.queues that is being added. */
+/* Returns whether create_queue is inserting a row of idemq.queues now; for the row's trigger. */
 bool
 idemq_settings_is_inserting(void)
 {
 	return inserting;
 }
 
-/* Adds a queue with the settings of create_queue; false when there is one of that name. */
+/* Inserts a queue with the arguments of create_queue; returns false if its name is taken. */
 bool
 idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id)
 {
@@ -322,7 +323,7 @@ idemq_settings_update(FunctionCallInfo fcinfo, const char *name, bool latest)
 	idemq_spi_end(&scope);
 }
 
-/* $2: these settings at another time, or NULL. */
+/* $2: earlier settings, or NULL. */
 static SqlStatement describe_queue =
 	{.locks = true,
 	 .text = "SELECT CASE WHEN $2 IS NULL THEN n.doc ELSE (SELECT jsonb_object_agg(key, "
@@ -335,10 +336,11 @@ static SqlStatement describe_queue =
 	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
 
 /*
- * Returns the settings of a queue as jsonb, 0 when it is gone; they stay as they are until this
- * transaction ends.  With what that was before, unless it is 0: what differs now, or 0 when nothing
- * does: {"lease": {"from": ..., "to": ...}, ...}.  latest: as for idemq_settings_update; a row that
- * the snapshot does not show is not there otherwise, and one that has changed since raises 40001.
+ * Returns the settings of a queue as jsonb, or 0 if the queue is gone, and locks them until the end
+ * of the transaction.  If before contains earlier settings, returns only what differs, or 0 if
+ * nothing does: {"lease": {"from": ..., "to": ...}, ...}.  latest: as for idemq_settings_update. 
+ * Without latest, a row that the snapshot does not show counts as gone, and one that has changed
+ * since raises 40001.
  */
 Datum
 idemq_settings_document(int32 queue_id, Datum before, bool latest)
@@ -352,8 +354,8 @@ idemq_settings_document(int32 queue_id, Datum before, bool latest)
 }
 
 /*
- * Reads the queues from one id to another under a registered snapshot, within the caller's
- * idemq_spi_begin; returns how many rows there are for idemq_settings_read.
+ * Reads the queues in a range of ids under a registered snapshot.  Returns the number of rows,
+ * which the caller fetches with idemq_settings_read before its idemq_spi_end.
  */
 uint64
 idemq_settings_load(const Datum *range, Snapshot snapshot)
@@ -361,7 +363,7 @@ idemq_settings_load(const Datum *range, Snapshot snapshot)
 	return idemq_spi_query_at(&load_queues, range, NULL, snapshot);
 }
 
-/* Fills what a row of idemq.queues says of a queue; everything else becomes 0. */
+/* Sets *queue to the columns of a row of idemq.queues, and all other fields to 0. */
 void
 idemq_settings_read(uint64 row, QueueInfo *queue)
 {
@@ -369,14 +371,14 @@ idemq_settings_read(uint64 row, QueueInfo *queue)
 	idemq_spi_read(row, fields, queue, CurrentMemoryContext);
 }
 
-/* Returns whether a queue hands out no jobs now; see job/pausing.c. */
+/* Returns whether a queue is paused now; see job/pausing.c. */
 bool
 idemq_queue_is_paused(const QueueInfo *queue)
 {
 	return queue->paused && (queue->paused_until == DT_NOEND || idemq_now() < queue->paused_until);
 }
 
-/* Returns whether a worker holds back all jobs of a queue now; see job/holds.c. */
+/* Returns whether a worker is holding back all jobs of a queue now; see job/holds.c. */
 bool
 idemq_queue_is_held(const QueueInfo *queue)
 {
