@@ -22,7 +22,7 @@
  * for one job of its own, however large its leases, their payloads or their number.
  *
  * The worker looks at what is due for a queue when its state is marked
- * (shared/processes/due_queues.c) and after its tasks have run; in between, the heap of scheduled
+ * (shared/processes/worker_call.c) and after its tasks have run; in between, the heap of scheduled
  * queues knows the time.  So neither a wake-up nor serving a queue costs more where there are more
  * queues, of this database or of others.
  *
@@ -206,7 +206,7 @@ plan_all(void)
 
 /* Visits a queue state whose times have changed. */
 static void
-plan_marked(int qstate_index, void *arg)
+plan_marked(int qstate_index)
 {
 	QueueStateView view;
 
@@ -227,7 +227,7 @@ plan_changed(void)
 	int64 offset_now = idemq_timestamp_from_mono(0);
 	int64 moved = offset_now - offset;
 	int64 now = idemq_mono_now();
-	bool all = idemq_due_queues_take(idemq_worker_index(idemq_worker_self()), plan_marked, NULL);
+	bool all = idemq_worker_take_marks(plan_marked);
 
 	if (all || moved >= CLOCK_MOVED)
 	{

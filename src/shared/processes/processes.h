@@ -248,11 +248,13 @@ extern bool idemq_worker_task_counts(uint64 counts[TASK_KINDS][TASK_COUNTS]);
 
 /*
  * worker_call.c
- *		How a background worker is woken; whether it moves.
+ *		How a session wakes the background worker, and how the worker learns which queues to visit.
  */
 
-/* The shortest step of idemq.history. */
+/* The shortest interval of a row of idemq.history. */
 #define IDEMQ_HISTORY_STEP (10 * USECS_PER_SEC)
+
+extern const ShmemPart idemq_worker_marks_part;
 
 /* for everybody */
 extern bool idemq_worker_present(void);
@@ -268,6 +270,7 @@ extern void idemq_worker_awake(void);
 extern void idemq_worker_asleep(int64 until);
 extern void idemq_worker_beats(void);
 extern bool idemq_worker_is_asked(uint32 what, bool take);
+extern bool idemq_worker_take_marks(void (*function)(int qstate_index));
 
 /*
  * clock_call.c
@@ -299,17 +302,5 @@ extern int64 idemq_due_at(QueueState *qstate, DueKind kind);
 extern void idemq_due_by(QueueState *qstate, DueKind kind, int64 when);
 extern void idemq_due_in(QueueState *qstate, DueKind kind, int64 delay);
 extern bool idemq_due_take(QueueState *qstate, DueKind kind);
-
-/*
- * due_queues.c
- *		The queue states whose times have changed, for the background worker of a database.
- */
-
-extern const ShmemPart idemq_due_queues_part;
-
-extern void idemq_due_queues_mark(int worker, int qstate_index);
-extern void idemq_due_queues_mark_all(int worker);
-extern bool idemq_due_queues_take(int worker, void (*function)(int qstate_index, void *arg),
-								  void *arg);
 
 #endif

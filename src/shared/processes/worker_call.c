@@ -1,40 +1,65 @@
 /*
  * shared/processes/worker_call.c
- *		How a background worker is woken: when it sleeps, who needs it, and for which queue.
+ *		How a session wakes the background worker of its database, and how the worker learns which
+ *		queues to visit.
  *
- * No wake-up of a worker is lost.  The worker writes asleep_until = never (idemq_worker_awake),
- * full barrier, takes the marks of queues (shared/processes/due_queues.c), checks what is due,
- * writes asleep_until = until (idemq_worker_asleep), and waits on its latch.  A session that has
- * something for time t writes it down (shared/processes/due_times.c, or a ring of news), marks the
- * queue, full barrier, reads asleep_until, and sets the latch if t is less
- * (idemq_worker_need_for_queue; idemq_worker_need_by for what belongs to no queue).  If it read
- *	 - never: the latch is set, and the worker, between its check and its sleep, does not
- *	   sleep;
- *	 - an until later than t: the latch is set;
- *	 - an until not later than t: the worker wakes in time by itself, and takes the mark.
- *	   Had it been awake already, one of the two would have seen what the other wrote before
- *	   its barrier.
- * So a busy queue, whose deadlines are all later than the first, does not wake the worker
- * for each claim.  A worker slot may have become another database's meanwhile: that worker
- * wakes in vain, and the right one has just started and checks everything.
+ * The worker remembers when each queue of its database is next due, as of its last visit
+ * (worker/tasks.c).  A session that makes something due earlier first records it (due_times.c, or
+ * a ring of events), then marks the queue, then wakes the worker if necessary.  The worker takes
+ * the marks and visits these queues.
  *
- * A worker that is awake notes each piece of work that it begins (beat).  One that sleeps
- * should wake when it said that it would, or when it is called.  The first call puts the time
- * of the call, with the bit WORKER_CALLED, in the place of the until that it has read, by
- * compare-and-swap, and then sets the latch.  With that bit the value is later than every t;
- * and a worker that has woken meanwhile, and sleeps again, is woken by that latch once more.
- * A worker that has not moved for IDEMQ_STUCK_AFTER is as good as none: it is stopped, or at
- * one long piece of work.  Nobody watches it: idemq_worker_present looks when it is asked.
+ * Waking: no call is lost.  asleep_until is the time until which the worker sleeps, or "never" (the
+ * greatest value) while it is awake.
  *
- * The proof of the marks is in shared/processes/due_queues.c.
- *		Model: test/model/worker.pml; the worker, three sessions, two queues, one task that fails.
+ *		session							worker
+ *		1 records work for time t		1 asleep_until = never (idemq_worker_awake)
+ *		2 marks the queue				2 full barrier
+ *		3 full barrier					3 takes the marks, looks what is due
+ *		4 reads asleep_until			4 asleep_until = until (idemq_worker_asleep)
+ *		5 if it is later than t,		5 sleeps on its latch
+ *		  sets the latch
  *
- * Locks: none, atomics only.  All of it is called after commit and abort, and under other
- * locks: nothing here allocates or raises.
+ * If the session reads "never" or a time later than t, it sets the latch, so the worker does not
+ * sleep, or wakes up.  If it reads a time that is not later than t, the worker wakes up by itself
+ * in time, and then takes the mark.  If the worker had already been awake at that moment, one of
+ * the two would have seen what the other wrote before its barrier.  Therefore a busy queue whose
+ * deadlines are all later than the first one does not wake the worker for each claim.
+ *
+ * Marks: a set of marks has one bit for each queue, one bit for each word of these bits, and one
+ * number for "all queues".  The session sets the bit of the queue, and then, after another full
+ * barrier, the bit of the word, unless they are set already.  The worker first clears the bit of
+ * the word, then the bits in the word (each a full barrier), then reads the due times.  No mark is
+ * lost:
+ *	 - If the session sets both bits, the worker takes them afterwards, and reads the due time.
+ *	 - If the session finds the bit of the queue already set, the worker clears it later, after the
+ *	   session has recorded its work, and so sees that work.
+ *	 - The session checks the bit of the word itself, because another session that has set the bit
+ *	   of the queue may not have reached the word yet.
+ *
+ * A worker that starts, or starts over, visits all queues.  If a database has no worker slot when
+ * the session looks, no worker of the database has visited anything yet: either the session sees
+ * the worker slot, or the worker's first visit sees what the session recorded.  A worker slot may
+ * also have passed to another database.  Then that database's worker wakes up or finds a bit for
+ * nothing, while the right worker has just started, and visits everything.
+ *
+ * Progress: an awake worker records the time at which it begins each piece of work (beat).  A
+ * sleeping worker should wake up at the time that it announced, or when it is called.  The first
+ * caller replaces asleep_until with the time of the call and the bit WORKER_CALLED, by
+ * compare-and-swap, and then sets the latch.  With this bit, the value is later than every t; and
+ * if the worker has woken up in between and sleeps again, the latch wakes it once more.  A worker
+ * that has made no progress for IDEMQ_STUCK_AFTER counts as absent: it is stopped, or busy with one
+ * long piece of work.  No process monitors it; idemq_worker_present checks when it is asked.
+ *		Model: test/model/worker.pml, with due_times.c; the worker, three sessions, two queues, one
+ *		task that fails.
+ *
+ * Locks: none, only atomics.  These functions are called after commit and abort, and under other
+ * locks, so they neither allocate nor raise errors.
  */
 #include "postgres.h"
 
 #include "miscadmin.h"
+#include "port/atomics.h"
+#include "port/pg_bitutils.h"
 #include "storage/latch.h"
 #include "storage/proc.h"
 
@@ -42,9 +67,60 @@
 #include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
 
+#define BITS 64
+
+/* A set of marks for each worker slot: "all", the bits of words, the bits of queues. */
+static char *mark_sets = NULL;
+
+static int
+queue_words(void)
+{
+	return (idemq_max_queues + BITS - 1) / BITS;
+}
+
+static int
+word_words(void)
+{
+	return (queue_words() + BITS - 1) / BITS;
+}
+
+static Size
+mark_set_size(void)
+{
+	return CACHELINEALIGN(mul_size(sizeof(pg_atomic_uint64), 1 + word_words() + queue_words()));
+}
+
+static pg_atomic_uint64 *
+marks_of(int worker)
+{
+	return (pg_atomic_uint64 *) (mark_sets + worker * mark_set_size());
+}
+
+static int
+mark_line_count(void)
+{
+	return idemq_workers_max() * (int) (mark_set_size() / PG_CACHE_LINE_SIZE);
+}
+
+static void
+init_marks(int tranche)
+{
+	for (int worker = 0; worker < idemq_workers_max(); worker++)
+	{
+		for (int i = 0; i < 1 + word_words() + queue_words(); i++)
+			pg_atomic_init_u64(&marks_of(worker)[i], 0);
+	}
+}
+
+const ShmemPart idemq_worker_marks_part = {.area = (void **) &mark_sets,
+										   .each = PG_CACHE_LINE_SIZE,
+										   .count = mark_line_count,
+										   .lies_in = AREA_WORKERS,
+										   .init = init_marks};
+
 /*
- * Returns whether a worker runs in this database, and has moved of late, as far as is known
- * without a lock.
+ * Returns whether a worker runs in this database and has made progress lately, as far as can be
+ * seen without a lock.
  */
 bool
 idemq_worker_present(void)
@@ -55,18 +131,26 @@ idemq_worker_present(void)
 		   idemq_mono_now() - idemq_worker_still_since(worker) < IDEMQ_STUCK_AFTER;
 }
 
-static void
-worker_call_slot(WorkerSlot *worker, int64 mono)
+/*
+ * Makes sure that this database's worker is awake at a time (mono), for work that belongs to no
+ * queue.  Does nothing without a worker.
+ */
+void
+idemq_worker_need_by(int64 mono)
 {
-	int32 proc = worker->proc;
+	WorkerSlot *worker = idemq_worker_here();
+	int32 proc;
 	uint64 until;
 
+	if (worker == NULL || worker == idemq_worker_self())
+		return; /* a worker looks again before it sleeps */
+	proc = worker->proc;
 	/* After what our caller has written. */
 	pg_memory_barrier();
 	until = pg_atomic_read_u64(&worker->asleep_until);
 	if ((uint64) Max(mono, 0) >= until || proc < 0)
 		return;
-	/* An overdue worker has been still since it should have woken: idemq_worker_still_since. */
+	/* An overdue worker has made no progress since it should have woken up, not since this call. */
 	if (until < WORKER_CALLED)
 		(void) pg_atomic_compare_exchange_u64(&worker->asleep_until, &until,
 											  WORKER_CALLED |
@@ -74,33 +158,32 @@ worker_call_slot(WorkerSlot *worker, int64 mono)
 	SetLatch(&GetPGProcByNumber(proc)->procLatch);
 }
 
-/*
- * Has this database's worker awake by a time (mono), for what belongs to no queue.  Does
- * nothing without a worker.
- */
-void
-idemq_worker_need_by(int64 mono)
+static void
+ensure_bit(pg_atomic_uint64 *words, int bit)
 {
-	WorkerSlot *worker;
+	uint64 mask = UINT64CONST(1) << (bit % BITS);
 
-	if (idemq_worker_self() != NULL)
-		return; /* it checks again before it sleeps */
-	worker = idemq_worker_here();
-	if (worker != NULL)
-		worker_call_slot(worker, mono);
+	if ((pg_atomic_read_u64(&words[bit / BITS]) & mask) == 0)
+		(void) pg_atomic_fetch_or_u64(&words[bit / BITS], mask);
 }
 
-/* Marks the queue of that index, for what was written down; idemq_worker_need_by is to follow. */
+/* Marks the queue whose state has that index.  The caller then calls idemq_worker_need_by. */
 void
 idemq_worker_mark_queue(int qstate_index)
 {
 	WorkerSlot *worker = idemq_worker_here();
+	pg_atomic_uint64 *set;
 
-	if (worker != NULL)
-		idemq_due_queues_mark(idemq_worker_index(worker), qstate_index);
+	if (worker == NULL)
+		return;
+	set = marks_of(idemq_worker_index(worker));
+	pg_memory_barrier();
+	ensure_bit(set + 1 + word_words(), qstate_index);
+	pg_memory_barrier();
+	ensure_bit(set + 1, qstate_index / BITS);
 }
 
-/* As idemq_worker_need_by, for a queue of this database. */
+/* Like idemq_worker_need_by, for work that belongs to a queue of this database. */
 void
 idemq_worker_need_for_queue(const QueueState *qstate, int64 mono)
 {
@@ -108,32 +191,60 @@ idemq_worker_need_for_queue(const QueueState *qstate, int64 mono)
 	idemq_worker_need_by(mono);
 }
 
-/* Has this database's worker visit all its queues, at once. */
+/* Makes this database's worker visit all queues at once. */
 void
 idemq_worker_need_all(void)
 {
 	WorkerSlot *worker = idemq_worker_here();
 
 	if (worker != NULL)
-		idemq_due_queues_mark_all(idemq_worker_index(worker));
+		(void) pg_atomic_exchange_u64(marks_of(idemq_worker_index(worker)), 1);
 	idemq_worker_need_by(0);
 }
 
-/* Tells this database's worker that schedules have changed; after the commit. */
+/*
+ * Takes the marks of this worker, and calls a function, which must not raise errors, for each
+ * marked queue.  Returns whether all queues of the database must be visited in addition.
+ */
+bool
+idemq_worker_take_marks(void (*function)(int qstate_index))
+{
+	pg_atomic_uint64 *set = marks_of(idemq_worker_index(idemq_worker_self()));
+	pg_atomic_uint64 *queues = set + 1 + word_words();
+
+	for (int w = 0; w < word_words(); w++)
+	{
+		uint64 words = 0;
+
+		if (pg_atomic_read_u64(&set[1 + w]) != 0)
+			words = pg_atomic_exchange_u64(&set[1 + w], 0);
+		for (; words != 0; words &= words - 1)
+		{
+			int word = w * BITS + pg_rightmost_one_pos64(words);
+			uint64 bits = pg_atomic_exchange_u64(&queues[word], 0);
+
+			for (; bits != 0; bits &= bits - 1)
+				function(word * BITS + pg_rightmost_one_pos64(bits));
+		}
+	}
+	return pg_atomic_read_u64(set) != 0 && pg_atomic_exchange_u64(set, 0) != 0;
+}
+
+/* Tells this database's worker that schedules have changed; called after the commit. */
 void
 idemq_worker_note_schedules(void)
 {
 	WorkerSlot *worker = idemq_worker_here();
 
 	if (worker == NULL)
-		return; /* a worker that comes lists them */
+		return; /* a worker that starts reads the schedules */
 	(void) pg_atomic_fetch_or_u32(&worker->asked, WORKER_ASKED_SCHEDULES);
 	idemq_worker_need_by(0);
 }
 
 /*
- * Tells this database's worker that something was counted for the history's present step; to be
- * called after the commit, and after it was counted.
+ * Tells this database's worker that something has been counted for the current row of the history;
+ * called after the commit, and after it has been counted.
  */
 void
 idemq_worker_note_counts(void)
@@ -144,14 +255,14 @@ idemq_worker_note_counts(void)
 		return;
 	pg_memory_barrier();
 	if ((pg_atomic_read_u32(&worker->asked) & WORKER_ASKED_HISTORY) != 0)
-		return; /* the worker is yet to read what was counted */
+		return; /* the worker has not read the counters yet */
 	if (unlikely(idemq_test_clock))
 		pg_atomic_write_u64(&worker->counted_at, (uint64) idemq_now());
 	(void) pg_atomic_fetch_or_u32(&worker->asked, WORKER_ASKED_HISTORY);
 	idemq_worker_need_by(idemq_mono_now() + IDEMQ_HISTORY_STEP);
 }
 
-/* Returns whether this worker is asked for something (WORKER_ASKED_...); take: clears it. */
+/* Returns whether this worker has been asked for something (WORKER_ASKED_...); take: clears it. */
 bool
 idemq_worker_is_asked(uint32 what, bool take)
 {
@@ -161,7 +272,9 @@ idemq_worker_is_asked(uint32 what, bool take)
 	return (were & what) != 0;
 }
 
-/* Says that this worker is awake, before it checks for work: from here on every call wakes it. */
+/*
+ * Announces that this worker is awake, before it looks for work: from now on, every call wakes it.
+ */
 void
 idemq_worker_awake(void)
 {
@@ -171,14 +284,14 @@ idemq_worker_awake(void)
 	pg_memory_barrier();
 }
 
-/* Says that this worker begins another piece of work. */
+/* Announces that this worker begins another piece of work. */
 void
 idemq_worker_beats(void)
 {
 	pg_atomic_write_u64(&idemq_worker_self()->beat, (uint64) idemq_mono_now());
 }
 
-/* Says until when (mono) this worker will sleep, before it waits on its latch. */
+/* Announces until when (mono) this worker will sleep, before it waits on its latch. */
 void
 idemq_worker_asleep(int64 until)
 {
