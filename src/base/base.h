@@ -374,6 +374,7 @@ extern int idemq_purge_interval;  /* ms; not above 0: off */
 
 extern void idemq_settings_define(void);
 extern int idemq_queue_count(void);
+extern int idemq_session_count(void);
 
 /*
  * shmem.c

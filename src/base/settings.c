@@ -140,9 +140,19 @@ idemq_settings_define(void)
 	MarkGUCPrefixReserved("idemq");
 }
 
-/* Returns the number of queue states, for parts of shared memory with an element for each. */
+/*
+ * Returns the number of queue states; the count callback of arrays with one element per queue
+ * state.
+ */
 int
 idemq_queue_count(void)
 {
 	return idemq_max_queues;
+}
+
+/* Returns the number of sessions; the count callback of arrays with one element per session. */
+int
+idemq_session_count(void)
+{
+	return MaxBackends;
 }
