@@ -142,9 +142,6 @@ typedef struct PriorLease
 	char terms[offsetof(Lease, running) - offsetof(Lease, token)];
 } PriorLease;
 
-/* Called for an entry; returns false to end the walk. */
-typedef bool (*LeaseVisit)(Lease *lease, void *arg);
-
 /*
  * leases.c
  *		The lease table in shared memory.
@@ -215,21 +212,30 @@ extern LeaseTake idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueu
 
 /*
  * lease_table.c
- *		The hash of lease entries in shared memory.
+ *		The hash table of lease entries, and walks over them.
  */
+
+/* An expired lease, as a reaper collects it. */
+typedef struct ExpiredLease
+{
+	int64 job_id;
+	int64 token;
+	int32 queue_id;
+} ExpiredLease;
 
 extern const ShmemPart idemq_leases_part;
 extern int64 idemq_lease_issue_token(int64 row_token, int64 base);
 extern int64 idemq_lease_last_token(void);
+extern int idemq_lease_collect_expired(int32 queue_id, ExpiredLease *found, int max,
+									   int64 *next_deadline);
+extern Lease *idemq_lease_copy_all(int *count);
+extern void idemq_lease_forget_database(Oid database);
 extern void idemq_leases_lock(int partition, LWLockMode mode);
 extern void idemq_leases_unlock(int partition);
-extern void idemq_leases_lock_all(LWLockMode mode);
-extern void idemq_leases_unlock_all(void);
-extern void idemq_leases_visit(LWLockMode mode, int32 queue_id, LeaseVisit visit, void *arg);
-extern void idemq_leases_visit_locked(int32 queue_id, LeaseVisit visit, void *arg);
-extern void idemq_lease_forget_database(Oid database);
 
 /* with the entry's partition locked */
+extern Lease *idemq_lease_first(int partition, int32 queue_id);
+extern Lease *idemq_lease_next(const Lease *lease, int32 queue_id);
 extern Lease *idemq_lease_lock(int64 job_id, LWLockMode mode, LWLock **lock);
 extern Lease *idemq_lease_lock_of(int64 job_id, int64 token, LWLock **lock);
 extern Lease *idemq_lease_enter(int64 job_id, bool limited);
@@ -237,35 +243,30 @@ extern bool idemq_lease_waits_for_cancel(const Lease *lease);
 extern void idemq_lease_place(Lease *lease);
 extern void idemq_lease_unplace(Lease *lease);
 extern int64 idemq_lease_set_deadline(Lease *lease, int64 deadline);
-extern void idemq_lease_remove(Lease *lease);
+extern RunningFreed idemq_lease_remove(Lease *lease);
 
 /*
  * lease_order.c
- *		The order of a partition's lease entries: by database, queue, and when due.
+ *		The order of a partition's lease entries: by database, queue, due time and job.
  */
 
 extern void idemq_lease_order_add(Lease **root, Lease *lease);
 extern void idemq_lease_order_remove(Lease **root, Lease *lease);
-extern Lease *idemq_lease_order_first(Lease *root, Oid database);
-extern bool idemq_lease_order_walk(Lease *root, Oid database, int32 queue_id, LeaseVisit visit,
-								   void *arg);
+extern Lease *idemq_lease_order_first(Lease *root, Oid database, int32 queue_id);
+extern Lease *idemq_lease_order_next(Lease *root, const Lease *lease, int32 queue_id);
 
 /*
  * lease_sessions.c
- *		Which attached leases a session has, and their end with it.
+ *		Which attached leases a session has, and how they end with the session.
  */
 
 extern const ShmemPart idemq_lease_sessions_part;
+extern void idemq_lease_attach_session(void);
+extern void idemq_lease_orphan_session(void);
+extern int idemq_session_pid(int32 session);
+extern int idemq_lease_pid(const Lease *lease);
 
-/* The attached leases of a session in a partition. */
-typedef struct OwnedLeases
-{
-	dlist_head leases; /* by Lease.owned */
-	uint32 life;	   /* lives that have ended */
-} OwnedLeases;
-
-/* with the entry's partition locked exclusively */
-extern OwnedLeases *idemq_lease_session_owned(int partition, int32 session);
+/* with the entry's partition locked */
 extern uint32 idemq_lease_session_life(const Lease *lease);
 extern void idemq_lease_session_add(Lease *lease);
 extern void idemq_lease_orphan(Lease *lease, LeaseLoss loss, int64 now);
@@ -291,27 +292,6 @@ extern bool idemq_lease_mark_cancel(int64 job_id, int64 token, bool at_once);
 extern void idemq_lease_unmark_cancel(int64 job_id, int64 token, bool aborted);
 extern void idemq_lease_tell_gone(const Lease *gone);
 extern bool idemq_lease_is_cancelled(int64 job_id, int64 token);
-
-/*
- * lease_scan.c
- *		Walks over lease entries.
- */
-
-/* An expired lease, as a reaper collects it. */
-typedef struct ExpiredLease
-{
-	int64 job_id;
-	int64 token;
-	int32 queue_id;
-} ExpiredLease;
-
-extern int idemq_lease_collect_expired(int32 queue_id, ExpiredLease *found, int max,
-									   int64 *next_deadline);
-extern Lease *idemq_lease_copy_all(int *count);
-extern int idemq_session_pid(int32 session);
-extern int idemq_lease_pid(const Lease *lease);
-extern void idemq_lease_attach_session(void);
-extern void idemq_lease_orphan_session(void);
 
 /*
  * recovery_point.c
