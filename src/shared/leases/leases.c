@@ -218,7 +218,7 @@ count_transferred(Lease *lease)
  * so the entry is counted once; returns where it was counted more often.
  */
 static RunningFreed
-start_lease(Lease *lease)
+lease_start(Lease *lease)
 {
 	int64 now = idemq_mono_now();
 
@@ -263,7 +263,7 @@ idemq_lease_activate(int64 job_id, int64 token)
 	lease = idemq_lease_lock_of(job_id, token, &lock);
 	if (lease != NULL && lease->claiming)
 	{
-		freed = start_lease(lease);
+		freed = lease_start(lease);
 		deadline = lease->deadline;
 	}
 	LWLockRelease(lock);
@@ -350,7 +350,7 @@ idemq_lease_begin_end(int64 job_id, int64 token)
 	bool frees = false;
 
 	if (lease != NULL && lease->claiming && lease->session != IDEMQ_MY_PROC_NUMBER)
-		freed = start_lease(lease);
+		freed = lease_start(lease);
 	if (lease != NULL && lease->ending.finisher != IDEMQ_MY_PROC_NUMBER)
 	{
 		lease->ending.finisher = IDEMQ_MY_PROC_NUMBER;

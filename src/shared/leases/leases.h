@@ -13,21 +13,24 @@
 
 /*
  * running.c
- *		How many jobs of a queue run: its lease entries, counted in its state.
+ *		How many jobs of a queue are running.
  */
 
-/* Where a lease entry is counted as running.  Every field is under the entry's partition lock. */
+/*
+ * Where a lease entry is counted as running.  Every field is under the lock of the entry's
+ * partition.
+ */
 typedef struct RunningCounted
 {
-	int32 qstate_index; /* by index; meaningless while units is 0 */
-	uint32 life;		/* the life of that queue state */
-	uint32 units;		/* 0, or 1; more until a claim that took the entry over ends */
+	int32 qstate_index; /* index of the queue state; meaningless if units is 0 */
+	uint32 life;		/* life of that queue state */
+	uint32 units;		/* 0 or 1; more until the end of a claim that has taken over the entry */
 } RunningCounted;
 
-/* A queue state whose count of running jobs has fallen by one, for idemq_running_freed. */
+/* A queue state whose count of running jobs has fallen, for idemq_running_freed. */
 typedef struct RunningFreed
 {
-	int32 qstate_index; /* by index; -1: nowhere */
+	int32 qstate_index; /* -1: none */
 	int32 queue_id;
 } RunningFreed;
 
@@ -37,7 +40,7 @@ typedef struct RunningFreed
 #define REFUSED_BY_RUNNING 1
 #define REFUSED_BY_RATE 2
 
-/* for leases.c and lease_table.c of shared/leases, with the entry's partition locked */
+/* for leases.c and lease_table.c, with the entry's partition locked */
 extern bool idemq_running_count_in(RunningCounted *counted, QueueState *qstate, int32 queue_id,
 								   uint32 max);
 extern RunningFreed idemq_running_count_out(RunningCounted *counted, int32 queue_id, uint32 keep);
@@ -48,12 +51,12 @@ extern void idemq_running_wake_refused(QueueState *qstate, int32 queue_id, uint3
 extern int idemq_running_count(const QueueState *qstate);
 
 /*
- * What an entry of the lease table is.
+ * An entry of the lease table.
  */
 
 #define NO_SESSION (-1)
 
-/* The parts of the lease table, and which one an entry is in: by its hash value alone. */
+/* The hash value of an entry determines its partition. */
 #define LEASE_PARTITIONS 32
 #define LEASE_PARTITION(hash) ((int) ((hash) % LEASE_PARTITIONS))
 
@@ -68,73 +71,73 @@ typedef struct LeaseKey
 typedef enum LeaseLoss
 {
 	LOSS_EXPIRED,
-	LOSS_SESSION, /* it was attached, and its session ended */
-	LOSS_TIMEOUT, /* the attempt has run for as long as it may */
-	/* Its worker has ended it, and could not write the row (idemq_lease_hand_over): */
-	LOSS_RETURNED, /* the job was given back */
-	LOSS_FAILED	   /* the attempt has failed */
+	LOSS_SESSION, /* it was attached, and its session has ended */
+	LOSS_TIMEOUT, /* the attempt has reached job_timeout */
+	/* The worker has ended the attempt, but could not write the row (idemq_lease_hand_over): */
+	LOSS_RETURNED, /* it released the job */
+	LOSS_FAILED	   /* the attempt failed */
 } LeaseLoss;
 
-/* The end of a lease by a transaction that is open; only undone outlives its finisher. */
+/* The end of a lease by an open transaction.  Only undone outlives the finisher. */
 typedef struct Ending
 {
 	int32 finisher; /* proc number, or NO_SESSION */
-	bool reaping;	/* the finisher is a reaper: no heartbeat may win any more */
-	bool credited;	/* the finisher may run another job in its place (txn/pending_queues.c) */
-	bool undone;	/* a reaper has taken back its mark */
+	bool reaping;	/* the finisher is a reaper, so heartbeats are refused */
+	bool credited; /* the finisher may transfer the permit of this attempt (txn/pending_queues.c) */
+	bool undone;   /* a reaper has undone its mark */
 } Ending;
 
-/* Claimers that have passed a job because of its entry since the entry got its finisher. */
+/* Claims that have passed the job because of its entry since the entry got its finisher. */
 typedef struct PassedBy
 {
-	TimestampTz least; /* if any: the least ready_at at which one found the job */
-	int16 priority;	   /* if any: the job's then */
-	bool any;		   /* there was one */
+	TimestampTz least; /* if any: the least ready_at with which such a claim found the job */
+	int16 priority;	   /* if any: the priority with which it found the job */
+	bool any;		   /* there was such a claim */
 } PassedBy;
 
 /*
- * One job in flight.  Every field is under its partition's lock; key never changes, and
- * queue_id, session, attached and due not while it is placed.
+ * The lease of one running job.  Every field is under the lock of the entry's partition.  key never
+ * changes; queue_id, session, attached and due do not change while the entry is placed.
  */
 typedef struct Lease
 {
 	LeaseKey key;
 	/* its terms, up to tid_hint: what a claim by the attempt's own finisher overwrites */
-	int64 token;		 /* of the claim; changes when a transaction claims what it ends */
+	int64 token;		 /* of the claim; changes when the finisher claims the job again */
 	int64 deadline;		 /* mono; PG_INT64_MAX while claiming */
 	int64 length;		 /* microseconds */
-	int64 limit;		 /* mono: no deadline is beyond; PG_INT64_MAX: none; claiming: a length */
-	PassedBy passed_by;	 /* where claimers passed the job because of it */
+	int64 limit;		 /* mono, greatest deadline; PG_INT64_MAX: none; while claiming, a length */
+	PassedBy passed_by;	 /* claims that passed the job because of this entry */
 	int32 queue_id;		 /* the job's queue */
-	int32 session;		 /* that claimed: proc number, NO_SESSION after a restart */
-	int32 pid;			 /* of that session: a proc number goes to another one after it */
+	int32 session;		 /* proc number of the session that claimed; NO_SESSION after a restart */
+	int32 pid;			 /* of that session, because a later one may have its proc number */
 	Ending ending;		 /* its end, while that is not committed */
-	bool claiming;		 /* the claim's transaction is open, or its end not yet followed */
-	bool attached : 1;	 /* ends with its session */
-	bool handler : 1;	 /* a handler's process claimed it */
-	bool restored : 1;	 /* found by its row after a restart; no heartbeat since */
-	uint8 loss;			 /* LeaseLoss; if not LOSS_EXPIRED, the deadline was set for it */
-	bool transferred;	 /* has the permit of an attempt that its transaction ends; uncounted */
-	uint32 session_life; /* of its session (lease_sessions.c) when it claimed; while attached */
-	TidHint tid_hint;	 /* the row's at the claim; a hint */
+	bool claiming;		 /* the end of the claim's transaction has not been processed yet */
+	bool attached : 1;	 /* it ends with its session */
+	bool handler : 1;	 /* a handler's process claimed the job */
+	bool restored : 1;	 /* found through its row after a restart, and no heartbeat since */
+	uint8 loss;			 /* LeaseLoss; if not LOSS_EXPIRED, the deadline was set because of it */
+	bool transferred;	 /* has the permit of an attempt that its transaction ends; not counted */
+	uint32 session_life; /* life of its session at the claim (lease_sessions.c), while attached */
+	TidHint tid_hint;	 /* of the row at the claim; a hint */
 	RunningCounted running; /* where it is counted */
-	uint16 cancels;			/* open transactions that cancel the job (lease_beat.c) */
+	uint16 cancels;			/* open transactions that are cancelling the job (lease_beat.c) */
 	bool marked : 1;		/* one of them has not aborted, */
 	bool told : 1;			/* and has told the process */
-	bool placed;			/* it is in the order, and, attached, in its session's list */
+	bool placed;			/* it is in the order and, if attached, in the list of its session */
 	uint64
 		process; /* key of the process that has the attempt (waiters/listeners.c); 0: not known */
 	/* for shared/leases/lease_table.c */
-	int16 share;		  /* that it is counted in (counts/lease_shares.c); never changes */
-	uint32 hash;		  /* of the key; never changes */
-	int64 ended;		  /* the greatest token whose attempt has ended while a later one is here */
-	int64 due;			  /* mono: a reaper looks at it from then on */
-	struct Lease *before; /* in the tree of its partition (lease_order.c): below it, before it */
-	struct Lease *after;  /* below it, after it */
+	int16 share; /* the share in which it is counted (counts/lease_shares.c); never changes */
+	uint32 hash; /* of the key; never changes */
+	int64 ended; /* greatest token of an attempt that has ended while a later one is here */
+	int64 due;	 /* mono: when a reaper must look at it */
+	struct Lease *before; /* in the tree of its partition (lease_order.c): the subtree before it */
+	struct Lease *after;  /* the subtree after it */
 	dlist_node owned;	  /* in the list of its session (lease_sessions.c) */
 } Lease;
 
-/* The terms of an entry that a claim took over: its own transaction ends the attempt. */
+/* The terms that a claim has overwritten, because its own transaction ends the former attempt. */
 #define LEASE_TERMS(lease) ((char *) (lease) + offsetof(Lease, token))
 
 typedef struct PriorLease
@@ -155,15 +158,15 @@ typedef enum LeaseTake
 	LEASE_LIMIT /* the queue's max_running is reached */
 } LeaseTake;
 
-/* How an entry keeps a session from claiming its job. */
+/* How an entry keeps a transaction from claiming the job. */
 typedef enum LeaseHold
 {
-	LEASE_HOLDS_NOT,   /* there is none, or this transaction ends the attempt itself */
-	LEASE_HOLDS,	   /* claimed, or running */
-	LEASE_HOLDS_ENDING /* another transaction ends the attempt, or has just done so */
+	LEASE_HOLDS_NOT,   /* there is none, or this transaction itself is ending the attempt */
+	LEASE_HOLDS,	   /* the job is being claimed, or is running */
+	LEASE_HOLDS_ENDING /* another transaction is ending the attempt, or has just ended it */
 } LeaseHold;
 
-/* A claim that wants an entry. */
+/* A claim for which an entry is added. */
 typedef struct LeaseClaim
 {
 	int64 job_id;
@@ -171,9 +174,9 @@ typedef struct LeaseClaim
 	int32 queue_id;
 	QueueState *qstate; /* the queue's */
 	uint32 max_running; /* 0: no limit */
-	bool transfer;		/* its transaction ends another attempt, and this one replaces it */
+	bool transfer;		/* it takes over the permit of an attempt that its transaction ends */
 	int64 length;		/* microseconds */
-	int64 timeout;		/* microseconds that the attempt may last; 0: no limit */
+	int64 timeout;		/* job_timeout in microseconds; 0: none */
 	bool attached;
 	bool handler;
 	TidHint tid_hint; /* of the job's row */
@@ -186,14 +189,14 @@ typedef struct AdoptingQueue
 	bool limited; /* it has max_running */
 } AdoptingQueue;
 
-/* What an adopted lease is, according to the job's row. */
+/* The terms of an adopted lease, from the job's row. */
 typedef struct AdoptedLease
 {
 	int64 deadline; /* mono */
 	int64 length;	/* microseconds */
 	int64 limit;	/* mono */
 	bool handler;
-	bool restored; /* no worker has been heard from since the server started */
+	bool restored; /* no heartbeat since the server started */
 } AdoptedLease;
 
 extern LeaseHold idemq_lease_hold(int64 job_id);
@@ -295,8 +298,7 @@ extern bool idemq_lease_is_cancelled(int64 job_id, int64 token);
 
 /*
  * recovery_point.c
- *		How far the search for leases that memory lost has come, in each queue's
- *		state.  job/recover.c does the searching.
+ *		How far the search for running jobs without a lease entry has come.
  */
 
 extern void idemq_qstate_begin_recovery(QueueState *qstate, int64 not_before);

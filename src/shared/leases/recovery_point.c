@@ -1,21 +1,21 @@
 /*
  * shared/leases/recovery_point.c
- *		How far the search for leases that memory lost has come, in each queue's
- *		state.  job/recover.c does the searching.
+ *		The recovery point of a queue: how far the search for running jobs without a lease entry has
+ *		come. job/recover.c does the search.
  *
- * A search is needed where a job may be in flight without a lease entry: in a new state
- * (so after each start), after a claim with a full lease table, COMMIT PREPARED, or a row
- * that was written by hand.  DUE_RECOVERY is when it may go on.  The search goes over the
- * ready index in steps, by claims and by the worker; each step notes where it ended.  A
- * search that is asked for while one is under way moves the epoch, which voids what the
- * older one notes; or it makes the older one incomplete, so that another follows.
+ * A search is needed when a job may be running without an entry: in a new queue state (so after
+ * each start of the server), after a claim with a full lease table, after COMMIT PREPARED, and
+ * after a row was written by hand.  DUE_RECOVERY is the time at which the search may continue. 
+ * Claims and the worker scan the ready index in steps, and each step records where it ended.  If
+ * another search is requested during a search, either the epoch changes, so what the older search
+ * records is ignored; or the current search is marked as incomplete, so that another one follows
+ * it.
  *
- * Locks: see README.md, level 3.  DUE_RECOVERY is written under the queue state's lock, and read
- * without it by every claim: one that reads too early does no step of a search that has just been
- * asked for.  A caller that must know whether a search is needed (job/limits.c) asks
- * idemq_qstate_summary.
- *
- * What txn/pending.c calls after commit or abort neither allocates nor raises.
+ * Locks: see src/shared/README.md, level 3.  DUE_RECOVERY is written under the queue state's lock,
+ * and every claim reads it without the lock.  A claim that reads it too early does no step of a
+ * search that has just been requested.  A caller that must know whether a search is needed
+ * (job/limits.c) uses idemq_qstate_summary.  Functions that are called after commit or abort
+ * neither allocate nor raise errors.
  */
 #include "postgres.h"
 
@@ -24,24 +24,24 @@
 #include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
 
-/* A search that missed something begins again after so many microseconds. */
+/* Microseconds after which an incomplete search is repeated. */
 #define RECOVERY_INTERVAL USECS_PER_SEC
 
-/* Returns whether there may be jobs in flight without a lease entry. */
+/* Returns whether jobs may be running without a lease entry. */
 static bool
-is_needed(QueueState *qstate)
+recovery_is_needed(QueueState *qstate)
 {
 	return pg_atomic_read_u64(&qstate->due[DUE_RECOVERY]) != DUE_NEVER;
 }
 
-/* Returns whether a search is to go on now. */
+/* Returns whether the search must continue now. */
 static bool
-is_due(QueueState *qstate)
+recovery_is_due(QueueState *qstate)
 {
-	return is_needed(qstate) && idemq_due_at(qstate, DUE_RECOVERY) <= idemq_mono_now();
+	return recovery_is_needed(qstate) && idemq_due_at(qstate, DUE_RECOVERY) <= idemq_mono_now();
 }
 
-/* Asks for a search of the queue from its start.  The queue state's lock held. */
+/* Requests a search from the start, at a time (mono).  The queue state's lock must be held. */
 void
 idemq_qstate_begin_recovery(QueueState *qstate, int64 not_before)
 {
@@ -50,14 +50,14 @@ idemq_qstate_begin_recovery(QueueState *qstate, int64 not_before)
 	idemq_worker_need_for_queue(qstate, not_before);
 }
 
-/* Notes that a job of the queue went in flight without a lease entry. */
+/* Notes that a job of the queue has begun to run without a lease entry. */
 void
 idemq_qstate_need_recovery(QueueState *qstate, int32 queue_id)
 {
 	if (!idemq_qstate_lock(&qstate, queue_id, LW_EXCLUSIVE))
 		return;
-	/* A search under way goes on, and another one follows. */
-	if (is_needed(qstate))
+	/* The current search continues; a second one is scheduled. */
+	if (recovery_is_needed(qstate))
 		qstate->recovery.incomplete = true;
 	else
 		idemq_qstate_begin_recovery(qstate, 0);
@@ -65,20 +65,20 @@ idemq_qstate_need_recovery(QueueState *qstate, int32 queue_id)
 }
 
 /*
- * Returns whether a queue has to be searched, and from where: for a step, from where
- * the last one ended, and not too often; for the whole queue, from the start.
+ * Returns whether a queue must be searched, and sets *point to where: with whole, from the start;
+ * otherwise one step, from where the last step ended, if DUE_RECOVERY has passed.
  */
 bool
 idemq_qstate_recovery_point(QueueState *qstate, int32 queue_id, bool whole, RecoveryPoint *point)
 {
 	bool needed;
 
-	if (!whole && idemq_qstate_is_of(qstate, queue_id) && !is_due(qstate))
+	if (!whole && idemq_qstate_is_of(qstate, queue_id) && !recovery_is_due(qstate))
 		return false;
 	if (!idemq_qstate_lock(&qstate, queue_id, LW_SHARED))
 		return false;
 	*point = qstate->recovery;
-	needed = whole ? is_needed(qstate) : is_due(qstate);
+	needed = whole ? recovery_is_needed(qstate) : recovery_is_due(qstate);
 	LWLockRelease(&qstate->lock);
 	if (whole)
 	{
@@ -90,8 +90,8 @@ idemq_qstate_recovery_point(QueueState *qstate, int32 queue_id, bool whole, Reco
 }
 
 /*
- * Notes how far a search has come.  At the end it is over, or begins again if it was
- * incomplete.  Does nothing if another search was asked for meanwhile.
+ * Records how far a search has come.  At the end of the index, the search is over, or it is
+ * repeated if it was incomplete.  Does nothing if the epoch has changed since the search began.
  */
 void
 idemq_qstate_recovered_to(QueueState *qstate, int32 queue_id, const RecoveryPoint *point)

@@ -1,58 +1,61 @@
 /*
  * shared/leases/running.c
- *		How many jobs of a queue run: its lease entries, counted in its state.
+ *		How many jobs of a queue are running: the number of its lease entries, counted in its state.
  *
- * Every queue is counted, so that a limit that is set later finds the count right.  A
- * claim in a queue with max_running counts itself in, by one compare-and-swap, if that
- * leaves the count within the limit; all else counts without asking.
+ * Every queue is counted, so that the count is right if a limit is set later.  A claim in a queue
+ * with max_running adds itself to the count, by one compare-and-swap, only if the count then stays
+ * within the limit.  All other sessions count without checking.
  *
- * Never more than max_running.  Call O the open claims of a queue and P its running jobs,
- * in any snapshot.  Each has an entry from before it is an open claim until after the commit that
- * ends it is visible, and each entry is counted, unless its permit was transferred.  A transaction
- * T may transfer permits, that is, claim in place of an attempt, as often as it ends attempts that
- * are counted (txn/pending_queues.c).  Until T's commit a claim with a transferred permit is in O,
- * and the attempt that it replaces is in P: O and P together exceed the count by the permits that T
- * has transferred.  No more jobs than max_running are worked on, since T has finished with the
- * others.  At T's commit, in one instant, the ended attempts leave P and their replacements enter
- * it, one for one.  After it the replacements are counted first, then the entries of the ended
- * attempts go: in between the count is too high, never too low.  If T aborts, the entries with
- * transferred permits go uncounted, and the others stay.
+ * max_running is never exceeded.  Let O be the open claims of a queue, and P its running jobs, in
+ * any snapshot.  Each of them has an entry from before it is an open claim until after the commit
+ * that ends it is visible, and each entry is counted, unless its permit was transferred.  A
+ * transaction T may transfer permits, that is, claim in place of an attempt, as often as it ends
+ * attempts that are counted (txn/pending_queues.c).  Until T commits, a claim with a transferred
+ * permit is in O, and the attempt that it replaces is in P, so O and P together exceed the count by
+ * the number of permits that T has transferred.  But workers work on no more than max_running jobs,
+ * because T has finished with the attempts that it ends.  At T's commit, the ended attempts leave
+ * P, and their replacements enter it, one for one and at the same moment.  After the commit, the
+ * replacements are counted first, and then the entries of the ended attempts are removed.  In
+ * between, the count is too high, never too low.  If T aborts, the entries with transferred permits
+ * are removed without being counted, and the other entries stay.
  *
- * What could spoil that:
- *	 - a savepoint takes back an end that has been replaced: pending actions are a stack,
- *	   the claim came later and is undone first;
- *	 - T ends an entry and takes it over by its next claim of that job: the entry carries
- *	   units, one of the attempt that ends, and one of the new one unless that has a transferred
- *	   permit.  The commit leaves one, the abort the first;
- *	 - SQL and a trigger end one attempt twice: Lease.ending.credited allows one credit;
- *	 - the limit was lowered: no permit is transferred while the count, less what T ends, is at
- *	   the limit;
- *	 - a queue state goes to another queue: its lives are numbered, in the word that has the
- *	   count, and an entry knows in which life it was counted.  An entry of a former life
- *	   is not subtracted;
- *	 - entries are from before the queue had this state: TRUNCATE takes the queue states away first,
- *	   then the entries, and one that is put meanwhile is counted nowhere, and so refused;
- *	 - jobs are running without an entry (restart, COMMIT PREPARED, rows made by
- *	   hand): a queue with max_running hands out nothing while a search is needed, and
- *	   a claim searches to the end.  Another search may be asked for meanwhile, perhaps again
- *	   and again (COMMIT PREPARED): then the claim believes its own search, from the start.
- *	   What came since asks no limit, and counts as if it had come after the claim.  (Neither
- *	   a claim nor the end of an attempt in such a queue can be prepared: txn/pending.c.)  An
- *	   attempt without an entry that T has ended is not seen by T's own search, so no search
- *	   by T is believed (idemq_transfer_uncounted);
- *	 - the lease table is full: no claim without an entry in a queue with max_running.
- * idemq.check() adds up the entries with all partitions locked, and compares.
+ * These cases need special care:
+ *	 - A rollback to a savepoint undoes the end of an attempt that has been replaced: pending
+ *	   actions are a stack, so the claim, which came later, is undone first.
+ *	 - T ends an attempt, and takes over its entry by claiming the same job again: the entry counts
+ *	   one unit for the attempt that ends, and one for the new attempt unless that has a transferred
+ *	   permit.  The commit keeps one unit, the abort the first.
+ *	 - SQL and a trigger end one attempt twice: Lease.ending.credited allows only one permit
+ *	   transfer.
+ *	 - The limit has been lowered: no permit is transferred while the count, less the attempts that
+ *	   T ends, has reached the limit.
+ *	 - A queue state passes to another queue: its lives are numbered, in the same word as the count,
+ *	   and an entry records the life in which it was counted.  An entry of a former life is not
+ *	   subtracted.
+ *	 - Entries are older than the queue state: TRUNCATE first takes away the queue states, then the
+ *	   entries.  An entry that is added in between cannot be counted, and is therefore refused.
+ *	 - Jobs are running without an entry (after a restart or COMMIT PREPARED, or in rows made by
+ *	   hand): a queue with max_running hands out no job while a search for lost leases is needed,
+ *	   and a claim does the whole search.  If other searches are requested in the meantime, perhaps
+ *	   again and again (COMMIT PREPARED), the claim relies on its own search, which began at the
+ *	   start.  The jobs that were found later were not limited, and count as if they had come after
+ *	   the claim.  (In such a queue, a transaction that claims or ends an attempt cannot be
+ *	   prepared: txn/pending.c.)  T's own search does not see an attempt without an entry that T has
+ *	   ended, so no search by such a T is relied on (idemq_transfer_uncounted).
+ *	 - The lease table is full: in a queue with max_running, no claim succeeds without an entry.
+ * idemq.check() adds up the entries with all partitions locked, and compares the sum with the
+ * count.
  *
- * No wake-up is lost.  A claimer that a limit refuses sets the limit's bit in refused_by,
- * and checks the limit once more, before it leaves or sleeps.  A session that lowers the
- * count, or gives a claim back to the rate, does that first, then clears the bit, and if
- * it was set wakes one waiter and has the worker check the queue, for NOTIFY.  All are
- * full barriers, so one of the two sees the other.  One signal for several jobs is
- * enough: a claimer wakes the next waiter while the limits allow (api/claim.c).
+ * No wake-up is lost.  If a limit refuses a claim, the session sets the limit's bit in refused_by,
+ * and checks the limit once more, before it returns or sleeps.  A session that lowers the count, or
+ * gives a claim back to the rate, does so first, then clears the bit.  If the bit was set, it wakes
+ * one waiter, and makes the worker check the queue, for NOTIFY.  All of these are full barriers, so
+ * one of the two sees the other.  One signal for several jobs is enough, because a session that
+ * claims wakes the next waiter while the limits allow it (api/claim.c).
  *
- * Locks: see README.md.  A count changes with its entry, under the entry's partition
- * lock (level 1); the words in the queue state are atomic.  idemq_running_freed is called
- * after commit and abort, without a lock: it neither allocates nor raises.
+ * Locks: see src/shared/README.md.  A count changes together with its entry, under the lock of the
+ * entry's partition (level 1); the words in the queue state are atomics.  idemq_running_freed is
+ * called after commit and abort, without a lock, and neither allocates nor raises errors.
  */
 #include "postgres.h"
 
@@ -60,7 +63,7 @@
 #include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 
-/* Returns whether an entry is counted in the present life of the queue state that counted it. */
+/* Returns whether an entry is counted in the current life of the queue state that counted it. */
 bool
 idemq_running_is_counted(const RunningCounted *counted)
 {
@@ -70,9 +73,9 @@ idemq_running_is_counted(const RunningCounted *counted)
 }
 
 /*
- * Counts one more unit of an entry in the queue's state: in qstate, if the queue still has it, or
- * in the state that the queue has now.  Returns false when max, unless that is 0, is reached, or
- * the queue has just lost its state.
+ * Counts one more unit of an entry in the state of its queue, which is qstate if the queue still
+ * has it.  Returns false if the count has reached max (0: no limit), or if the queue has just lost
+ * its state.
  */
 bool
 idemq_running_count_in(RunningCounted *counted, QueueState *qstate, int32 queue_id, uint32 max)
@@ -85,7 +88,7 @@ idemq_running_count_in(RunningCounted *counted, QueueState *qstate, int32 queue_
 		return false;
 	known = pg_atomic_read_u64(&qstate->running);
 	life = RUNNING_LIFE(known);
-	/* After its life is read: once another queue has the state, it is in another life. */
+	/* The key after the life: if another queue has the state by now, the life has changed, too. */
 	pg_read_barrier();
 	if (!idemq_qstate_is_of(qstate, queue_id))
 		return false;
@@ -103,7 +106,7 @@ idemq_running_count_in(RunningCounted *counted, QueueState *qstate, int32 queue_
 	return true;
 }
 
-/* Counts an entry as no more than keep units; returns where fewer are counted now. */
+/* Lowers the units of an entry to keep, if they are more; returns where the count has fallen. */
 RunningFreed
 idemq_running_count_out(RunningCounted *counted, int32 queue_id, uint32 keep)
 {
@@ -125,14 +128,14 @@ idemq_running_count_out(RunningCounted *counted, int32 queue_id, uint32 keep)
 	return (RunningFreed){counted->qstate_index, queue_id};
 }
 
-/* Returns how many lease entries a queue state counts. */
+/* Returns the number of running jobs that a queue state counts. */
 int
 idemq_running_count(const QueueState *qstate)
 {
 	return (int) RUNNING_COUNT(pg_atomic_read_u64((pg_atomic_uint64 *) &qstate->running));
 }
 
-/* Wakes one waiter if the limit of that bit has refused a claim since the last wake-up. */
+/* Wakes one waiter if that limit (REFUSED_BY_...) has refused a claim since the last wake-up. */
 void
 idemq_running_wake_refused(QueueState *qstate, int32 queue_id, uint32 limit)
 {
@@ -142,7 +145,7 @@ idemq_running_wake_refused(QueueState *qstate, int32 queue_id, uint32 limit)
 		idemq_wake_if_ready(qstate, queue_id, 1);
 }
 
-/* Wakes a session that waits for room: an entry is counted no more. */
+/* Wakes a waiter, if max_running has refused a claim, because the count has fallen. */
 void
 idemq_running_freed(RunningFreed freed)
 {
