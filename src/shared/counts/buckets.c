@@ -187,16 +187,6 @@ remove_buckets(Removal which, Oid database, int32 holder)
 	return removed;
 }
 
-/* Counts one more bucket of a holder, if that leaves the count within its room. */
-static bool
-buckets_count_in(int32 holder, uint32 room)
-{
-	if (pg_atomic_fetch_add_u32(&buckets_shared->cells[holder].count, 1) < room)
-		return true;
-	pg_atomic_fetch_sub_u32(&buckets_shared->cells[holder].count, 1);
-	return false;
-}
-
 typedef struct Address
 {
 	BucketKey key;
@@ -261,9 +251,10 @@ buckets_enter(const Address *at, int32 holder, Cell *cell, const RateLimit *limi
 	LWLockAcquire(at->lock, LW_EXCLUSIVE);
 	sweep = buckets_shared->cells[holder].next_sweep <= now ||
 			buckets_shared->cells[holder].removals != buckets_shared->removals;
-	if (buckets_count_in(ALL_HOLDERS, idemq_max_buckets))
+	if (idemq_count_within(&buckets_shared->cells[ALL_HOLDERS].count, idemq_max_buckets))
 	{
-		bool may = buckets_count_in(holder, idemq_max_buckets - idemq_max_buckets / 2);
+		bool may = idemq_count_within(&buckets_shared->cells[holder].count,
+									  idemq_max_buckets - idemq_max_buckets / 2);
 
 		if (may)
 			bucket = hash_search_with_hash_value(bucket_hash, &at->key, at->hash, HASH_ENTER_NULL,

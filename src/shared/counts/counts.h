@@ -94,8 +94,19 @@ typedef enum CountStart
 	COUNT_CROWDED /* too many transactions, or databases, at a time */
 } CountStart;
 
+/* The snapshot of a count.  The caller keeps the list of the transactions that were open. */
+typedef struct CountSnapshot
+{
+	uint64 xmin; /* full transaction ids */
+	uint64 xmax;
+	int nopen;
+} CountSnapshot;
+
 extern const ShmemPart idemq_counters_part;
 
+extern void idemq_count_snapshot_set(CountSnapshot *count, TransactionId *open, Snapshot snapshot);
+extern bool idemq_count_snapshot_saw(const CountSnapshot *count, const TransactionId *open,
+									 uint64 xid);
 extern void idemq_counters_reset(int index, Oid database, int32 queue_id);
 extern void idemq_counters_forget(int index);
 extern void idemq_counters_forget_database(Oid database);

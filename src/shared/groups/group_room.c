@@ -128,16 +128,6 @@ room_lock(uint32 hash)
 	return &group_room_shared->locks[hash % ROOM_PARTITIONS].lock;
 }
 
-/* Counts one more entry if the count then stays within its bound; returns whether it did. */
-static bool
-room_count_in(int counter, uint32 bound)
-{
-	if (pg_atomic_fetch_add_u32(&group_room_shared->used[counter], 1) < bound)
-		return true;
-	pg_atomic_fetch_sub_u32(&group_room_shared->used[counter], 1);
-	return false;
-}
-
 /* Enters a group that has no entry; returns NULL if none is free.  The lock must be held exclusively. */
 static RoomEntry *
 room_enter(const GroupRoomKey *key, uint32 hash, int32 holder)
@@ -146,9 +136,9 @@ room_enter(const GroupRoomKey *key, uint32 hash, int32 holder)
 	RoomEntry *entry;
 	bool found;
 
-	if (!room_count_in(holder, share))
+	if (!idemq_count_within(&group_room_shared->used[holder], share))
 		return NULL;
-	if (!room_count_in(idemq_max_queues, (uint32) idemq_max_buckets))
+	if (!idemq_count_within(&group_room_shared->used[idemq_max_queues], (uint32) idemq_max_buckets))
 	{
 		pg_atomic_fetch_sub_u32(&group_room_shared->used[holder], 1);
 		return NULL;
