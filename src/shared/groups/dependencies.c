@@ -22,8 +22,8 @@
  * it, and then E was not visible by then, and P was: again the child's own mark comes later
  * than P.  Bits are set before the rows are written, and never cleared: a rollback leaves one
  * too many, and PREPARE TRANSACTION needs nothing.
- *		Model: test/model/dependencies.pml; a child of two parents, two learners, two sessions that take
- *		marks, one abort.
+ *		Model: test/model/dependencies.pml; a child of two parents, two learners, two sessions that
+ *		take marks, one abort.
  *
  * After a start nothing is known: each queue counts as one that has children, and each job as a
  * parent, until the rows of idemq.dependencies have been read (idemq_dependencies_learn_begin,
@@ -43,8 +43,8 @@
  * have dependencies.  Marks have room of their own: dependencies take none from groups.
  *
  * A parent's children are looked up some at a time.  In between, the low-water mark of the parent's
- * mark is the id of the child that is next.  Another end of the parent drops it, so that all children
- * are looked up again.
+ * mark is the id of the child that is next.  Another end of the parent drops it, so that all
+ * children are looked up again.
  *
  * Without a worker it may be that no session ever claims from a parent's queue again, and
  * takes its mark: then a parent's end has all queues scanned that may have dependencies.  A

@@ -1,89 +1,92 @@
 /*
  * shared/groups/groups.c
- *		Which FIFO groups may need a head, in shared memory; and which session gives it one.
+ *		Which FIFO groups may need a head, and which session gives each of them one.
  *
- * A group needs a head when its head has finished, or when its first job is enqueued.
- * The session that finishes or enqueues the job marks the group after its commit.  The
- * session that promotes heads (job/promote.c: the worker, or a claim) takes a marked group,
- * checks its rows under a newer snapshot, and promotes its first job if it has no head.
+ * A group needs a head when its first job is enqueued, and when its head has finished.  The session
+ * that enqueues or finishes the job marks the group after its commit.  A session that promotes jobs
+ * (job/promote.c: the worker, or a claim) takes a marked group, checks its rows under a newer
+ * snapshot, and promotes its first job if it has no head.
  *
- * At most one head: one session at a time owns a group, its promoter, from before its check
- * until after the end of the transaction in which it promoted.  It takes its snapshot after the
- * last promoter's promotion became visible, so it sees that head, or that head's end.
- * Two promoters with different snapshots could make two heads.
+ * A group has at most one head.  One session at a time owns the group, and is its promoter, from
+ * before it checks the rows until its transaction has ended.  It takes its snapshot after the last
+ * promoter's promotion became visible, so it sees that head, or that it has finished.  Two
+ * promoters with different snapshots could promote two heads.
  *
- * No group is forgotten: a mark that comes while a session owns the group is kept for
- * the time after.  So
+ * No group is forgotten.  A mark that is set while a session owns the group remains set
+ * afterwards.  So if a group has committed jobs but no head, then it has a mark, or it has a
+ * promoter, or its queue must be scanned, or a session that has committed is about to mark it in
+ * its callback.
  *
- *		a group without a head, whose jobs are committed, has a mark, or a promoter, or its
- *		queue is to be scanned, or a session between its commit and its callback is about
- *		to mark it.
+ * While another session holds a snapshot, there is an index entry for each former head, and for
+ * each job that was blocked.  No check reads these twice, because a group that has had a head has a
+ * low-water mark, from which a check begins.  The promoter raises it when its promotion has
+ * committed: for heads, to the time of the promotion, because the ready_at of a head is never set
+ * to a time in the past; for blocked jobs, to the id of the promoted job.  If a job with a smaller
+ * id is blocked later, by a late commit or a retry, its mark lowers the low-water mark.  A change
+ * made by hand drops it.  The low-water mark is only a cache.
  *
- * A held snapshot keeps an index entry of each former head and of each job that was blocked.  No
- * check goes through these twice: a group that has had a head has a low-water mark, from which a
- * check begins.  The group's promoter moves it up when its promotion has committed: to the
- * promotion's time for heads, since the ready_at of a head is never set to a time that has passed,
- * and to the promoted job's id for blocked jobs.  A job that is blocked later with a lesser id, by
- * a late commit or a retry, lowers it by its mark; a change by hand drops it.  It is only a cache.
+ * A low-water mark is never above what the snapshot of a check shows.  Let W be a writer, which
+ * blocks a job or changes one by hand, and P a promoter that checks:
  *
- * A low-water mark is never above what a check's snapshot shows.  Call W a writer, which blocks a
- * job or changes one by hand, and P a promoter that checks:
+ *		W: enters the commit window (commit_window.c); is visible; sets its marks, group by group;
+ *		leaves
+ *			the commit window.
+ *		P: owns the group; takes its snapshot; reads the commit window, then the low-water mark and
+ *		what has
+ *			lowered it; checks; promotes; is visible; stores its low-water mark and releases the
+ *			group.
  *
- *		W: enters the commit window (shared/groups/commit_window.c); is visible; sets its marks,
- *			group by group; leaves the commit window.
- *		P: owns the group; takes its snapshot; reads the commit window, then the low-water mark
- *			and what has lowered it; checks; promotes; is visible; stores its low-water mark
- *			and releases the group.
+ * If the snapshot shows W, W had entered the commit window before.  When P reads the commit window,
+ * W may still be in it; then the least id in the commit window is not above W's.  Or W has left it;
+ * then W's mark was set before P reads the low-water mark.  That mark was set
+ *	 - while P owns the group: it has lowered what P reads; or
+ *	 - while the group had no promoter: it has lowered the low-water mark itself; or
+ *	 - while an earlier promoter owned the group: that promoter stored no low-water mark above it;
+ *	   or
+ *	 - before an earlier promoter owned the group: the snapshot of that promoter showed W.  So it
+ *	   knew W's job when it chose a head, whose id is not above the id of W's job as long as that
+ *	   job is blocked.
+ * A mark that finds no entry finds no low-water mark: a new entry has none, nor has one that is
+ * added again.
  *
- * If the snapshot shows W, W was in the commit window before.  When P reads the commit window, W
- * may still be there: then the commit window's least id is not above W's.  Or W has left: then its
- * mark was set before P reads the low-water mark.  That mark came
- *	 - since P owns the group: it has lowered what P reads; or
- *	 - while the group had no promoter: it lowered the low-water mark itself; or
- *	 - while an earlier promoter had the group: that one stored no low-water mark above it; or
- *	 - before that earlier promoter had the group: its snapshot showed W.  So it knew W's job
- *	   when it chose its head, whose id is not above that of W's job while this is blocked.
- * A mark that finds no entry finds no low-water mark: a new entry has none, nor has one that comes
- * back.
+ * If the snapshot does not show W, the check is right for the rows that it shows, which are as they
+ * were before W.  The low-water mark that P stores may then be too high for W's job, and P need not
+ * respect the commit window for that: a later promoter whose snapshot shows W finds W in the commit
+ * window, or finds W's mark, which was set after P's snapshot, while P owned the group or later.
  *
- * If the snapshot does not show W, the check is right for the rows that it shows: these are as
- * they were before W.  The low-water mark that P stores may be too high for W's job then.  P need
- * not heed the commit window for that: a promoter that checks later, under a snapshot that shows W,
- * finds W in the commit window, or W's mark, which came after P's snapshot, when P owned the group
- * or later.
+ * So a check sees the head that its snapshot shows, and promotes no second one; and it sees the
+ * first of the committed jobs that are blocked, and passes none of them.  What the promoter's own
+ * transaction has written is visible to its checks at once, although its marks are set only when it
+ * ends.  Therefore a check respects these marks as if they were in the commit window.
  *
- * So a check sees the head that its snapshot shows, and no second one is made; and it
- * sees the first of the blocked jobs that are committed, and none of these is passed.
- * What the promoter's own transaction has written is visible to its checks at once, and its
- * marks are not set before its end: a check heeds them as if it were in the commit window.
+ *		Model: test/model/groups.pml; three enqueues, the worker and a claim as promoters, one
+ *		abort.
  *
- *		Model: test/model/groups.pml; three enqueues, the worker and a claim as promoters, one abort.
+ * COMMIT PREPARED makes changes visible that no session knows.  It enters the commit window of its
+ * database before, and drops all low-water marks of the database afterwards, like a change made by
+ * hand.  A writer whose queue has no state also enters the commit window of the database, because
+ * the queue may get a state, and its groups low-water marks, before the writer is visible.
  *
- * COMMIT PREPARED makes visible what no session knows.  It enters its database's commit window
- * before, and drops all low-water marks of the database after, as a writer by hand does.  A writer
- * whose queue has no state enters the database's commit window instead: the queue may get a state,
- * and its groups low-water marks, before the writer is visible.
+ * A group that uses permits (job/permits.c) needs its next job promoted as soon as the job before
+ * it is being claimed.  Such a claim marks the group at once, before it is visible.  That mark
+ * lowers no low-water mark, and the lease entry tells the check what the snapshot does not show.
  *
- * A group that uses permits (job/permits.c) needs its next job promoted as soon as the one before
- * it is being claimed.  Such a claim marks the group at once, before it is visible: that
- * mark lowers no low-water mark, and the lease entry tells the check what the snapshot does not
- * show.
+ * The rows are the source of truth.  After a start, and whenever a mark may be lost (there is no
+ * room, or after PREPARE TRANSACTION), the queue must be scanned, that is, all its groups are
+ * checked.  A group's name is stored here only if it has at most GROUP_NAME bytes.  For a longer
+ * name, only the promoter is stored, and to mark the group, its queue is scanned.  A queue that
+ * gets its state must be scanned, because it had no marks before.
  *
- * The rows are the truth.  After a start, and whenever a mark may be lost (no room,
- * PREPARE TRANSACTION), the queue is to be scanned: all its groups are checked.
- * The name of a group is kept here only up to GROUP_NAME bytes; of a longer one only
- * the promoter is kept, and to mark such a group is to have its queue scanned.  A queue that gets
- * its state is to be scanned: while it had none, it had no marks.
+ * A transaction that owns a group cannot be prepared (txn/pending.c), because a promoter is a
+ * session.
  *
- * A transaction that owns a group cannot be prepared (txn/pending.c): a promoter is a session.
+ * The hash table contains the groups that are marked or owned, or have a low-water mark.  For each
+ * queue, there are lists of the groups that must be checked.  A group that is in the table only
+ * because of its low-water mark is idle; the group that has been idle for the longest time makes
+ * room for another one.
  *
- * In memory there is a hash of the groups that are marked or owned, or have a low-water mark, and
- * for each queue there are lists of those that are to be checked.  A group that is here for its
- * low-water mark alone is idle; the one that has been idle for the longest time makes room for
- * another.
- *
- * Locks: see README.md, level 4: one lock covers hash and lists.  Functions that are called
- * after commit or abort neither allocate nor raise.
+ * Locks: see src/shared/README.md, level 4.  One lock protects the hash table and the lists. 
+ * Functions that are called after commit or abort neither allocate nor raise errors.
  */
 #include "postgres.h"
 
@@ -100,18 +103,18 @@
 #include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 
-/* Groups in the table, of all queues; and beside them marks of jobs with dependencies. */
+/* Maximum number of groups in the table; and, in addition, of marks of jobs with dependencies. */
 #define MAX_GROUPS 16384
 #define MAX_DEPENDENCY_MARKS 8192
 
 typedef struct GroupsShared
 {
 	LWLock lock;
-	int count;								  /* groups in the hash */
+	int count;								  /* groups in the hash table */
 	int dependency_marks;					  /* marks of jobs with dependencies in it */
-	int nidle;								  /* of these, idle */
-	int nlimited;							  /* of these, limited */
-	dlist_head idle;						  /* the one that has been idle the longest is first */
+	int nidle;								  /* groups that are idle */
+	int nlimited;							  /* groups that are limited */
+	dlist_head idle;						  /* the group that has been idle longest comes first */
 	GroupQueue queues[FLEXIBLE_ARRAY_MEMBER]; /* idemq_max_queues */
 } GroupsShared;
 
@@ -119,7 +122,6 @@ static GroupsShared *groups_shared = NULL;
 static HTAB *group_hash = NULL;
 static const int hash_entries = MAX_GROUPS + MAX_DEPENDENCY_MARKS;
 
-/* Makes the table; its memory is zeros. */
 static void
 init_groups(int tranche)
 {
@@ -151,7 +153,7 @@ const ShmemPart idemq_groups_part = {.area = (void **) &groups_shared,
 									 .key_size = sizeof(GroupKey),
 									 .entry_size = sizeof(GroupEntry)};
 
-/* Locks what this file and group_scans.c have in shared memory. */
+/* Takes the lock, for group_scans.c. */
 void
 idemq_groups_lock(LWLockMode mode)
 {
@@ -164,14 +166,13 @@ idemq_groups_unlock(void)
 	LWLockRelease(&groups_shared->lock);
 }
 
-/* Returns the groups of the queue whose state has that index. */
 GroupQueue *
 idemq_group_queue_at(int index)
 {
 	return &groups_shared->queues[index];
 }
 
-/* Returns the groups of a queue if the queue state is that queue's; NULL otherwise.  Lock held. */
+/* Returns the groups of a queue; NULL if qstate does not belong to that queue.  Lock held. */
 GroupQueue *
 idemq_group_queue_of(const QueueState *qstate, Oid database, int32 queue_id)
 {
@@ -182,7 +183,7 @@ idemq_group_queue_of(const QueueState *qstate, Oid database, int32 queue_id)
 	return queue;
 }
 
-/* Notes when the groups of a queue are to be checked.  Lock held. */
+/* Sets DUE_GROUPS to when the groups of a queue must be checked.  Lock held. */
 void
 idemq_group_queue_note_due(GroupQueue *queue)
 {
@@ -202,7 +203,7 @@ idemq_group_queue_note_due(GroupQueue *queue)
 		idemq_worker_mark_queue(index);
 }
 
-/* Takes a group out of its list.  queue: the group's, not needed if it is idle.  Lock held. */
+/* Removes a group from its list.  queue: its queue, or NULL if it is idle.  Lock held. */
 static void
 unlist(GroupQueue *queue, GroupEntry *group)
 {
@@ -216,7 +217,7 @@ unlist(GroupQueue *queue, GroupEntry *group)
 	group->list = LIST_NONE;
 }
 
-/* Puts a group into a list.  Lock held. */
+/* Moves a group to a list.  Lock held. */
 static void
 enlist(GroupQueue *queue, GroupEntry *group, GroupList list)
 {
@@ -234,14 +235,14 @@ enlist(GroupQueue *queue, GroupEntry *group, GroupList list)
 	idemq_group_queue_note_due(queue);
 }
 
-/* Returns a group's entry; NULL when there is none.  Lock held. */
+/* Returns the entry of a group, or NULL.  Lock held. */
 static GroupEntry *
 groups_find(const GroupKey *key)
 {
 	return hash_search(group_hash, key, HASH_FIND, NULL);
 }
 
-/* Notes whether all permits of a group are taken, and a job waits for one.  Lock held. */
+/* Notes whether all permits of a group are taken while a job waits for one.  Lock held. */
 static void
 set_limited(GroupEntry *group, bool limited)
 {
@@ -249,7 +250,9 @@ set_limited(GroupEntry *group, bool limited)
 	group->limited = limited;
 }
 
-/* Returns whether an entry is the mark of a job with dependencies (shared/groups/dependencies.c). */
+/*
+ * Returns whether an entry is the mark of a job with dependencies (shared/groups/dependencies.c).
+ */
 static bool
 is_dependency_mark(const GroupKey *key)
 {
@@ -268,7 +271,7 @@ remove_group(GroupEntry *group)
 		(*count)--;
 }
 
-/* Returns a group's entry, entered if need be; NULL when there is no room.  Lock held. */
+/* Returns the entry of a group; adds it if necessary; NULL if there is no room.  Lock held. */
 static GroupEntry *
 groups_enter(const GroupKey *key)
 {
@@ -281,7 +284,6 @@ groups_enter(const GroupKey *key)
 		return group;
 	if (groups_shared->count >= MAX_GROUPS && !dependency && !dlist_is_empty(&groups_shared->idle))
 	{
-		/* The one that has been idle for the longest time makes room. */
 		GroupEntry *idle = dlist_head_element(GroupEntry, node, &groups_shared->idle);
 
 		unlist(NULL, idle);
@@ -301,7 +303,7 @@ groups_enter(const GroupKey *key)
 	return group;
 }
 
-/* Returns whether a group is being checked, or will be: for idemq.check(). */
+/* Returns whether a group is being checked, or will be checked; for idemq.check(). */
 bool
 idemq_groups_know(const QueueState *qstate, const GroupKey *key)
 {
@@ -320,7 +322,9 @@ idemq_groups_know(const QueueState *qstate, const GroupKey *key)
 	return known;
 }
 
-/* Asks for a scan of all groups of a queue, its children, or both, at once or later.  Lock held. */
+/*
+ * Requests a scan of all groups of a queue, of its children, or both, at once or later.  Lock held.
+ */
 void
 idemq_group_queue_want_scan(GroupQueue *queue, uint32 what, bool later)
 {
@@ -336,7 +340,7 @@ idemq_group_queue_want_scan(GroupQueue *queue, uint32 what, bool later)
 	idemq_group_queue_note_due(queue);
 }
 
-/* Copies up to max groups of a database, for idemq.check(); returns how many. */
+/* Copies up to max groups of a database, for idemq.check(); returns their number. */
 int
 idemq_groups_copy(Oid database, GroupEntry *copies, int max)
 {
@@ -368,7 +372,7 @@ groups_clear_list(GroupQueue *queue, dlist_head *list)
 	}
 }
 
-/* Begins the groups of a queue that has got the state of that index: all are to be checked. */
+/* Begins the groups of a queue that has got the state with that index; all must be checked. */
 void
 idemq_groups_reset(int index, Oid database, int32 queue_id)
 {
@@ -383,14 +387,14 @@ idemq_groups_reset(int index, Oid database, int32 queue_id)
 	idemq_worker_need_by(0);
 }
 
-/* Returns whether a group is of a database, and of a queue unless that is 0. */
+/* Returns whether a group belongs to a database and a queue (0: any queue). */
 static bool
 groups_is_of(const GroupEntry *group, Oid database, int32 queue_id)
 {
 	return group->key.database == database && (queue_id == 0 || group->key.queue_id == queue_id);
 }
 
-/* Removes the idle groups of a database's queue, of all its queues with 0.  Lock held. */
+/* Removes the idle groups of a queue (0: of all queues) of a database.  Lock held. */
 static void
 clear_idle(Oid database, int32 queue_id)
 {
@@ -407,7 +411,7 @@ clear_idle(Oid database, int32 queue_id)
 	}
 }
 
-/* Ends the groups of a queue that has lost the state of that index. */
+/* Ends the groups of a queue that has lost the state with that index. */
 void
 idemq_groups_forget(int index)
 {
@@ -423,7 +427,7 @@ idemq_groups_forget(int index)
 	LWLockRelease(&groups_shared->lock);
 }
 
-/* Drops the low-water marks of a database's queue; of all its queues with 0.  Lock held. */
+/* Drops the low-water marks of a queue (0: of all queues) of a database.  Lock held. */
 static void
 drop_low_water(Oid database, int32 queue_id)
 {
@@ -441,7 +445,7 @@ drop_low_water(Oid database, int32 queue_id)
 	}
 }
 
-/* Asks for a check of every group of a database: a prepared transaction has ended. */
+/* Requests a check of all groups of a database, because a prepared transaction has ended. */
 void
 idemq_groups_unset_database(Oid database)
 {
@@ -457,7 +461,7 @@ idemq_groups_unset_database(Oid database)
 }
 
 /*
- * Drops the low-water marks of a queue, and has all its groups checked: its settings of groups have
+ * Drops the low-water marks of a queue, and requests a check of all groups; its settings have
  * changed.
  */
 void
@@ -474,10 +478,7 @@ idemq_groups_drop_low_water_marks(const QueueState *qstate, int32 queue_id)
 	idemq_worker_need_by(0);
 }
 
-/*
- * Returns how many groups of a queue have a job that waits while all permits of the group are
- * taken, as far as memory knows.
- */
+/* Returns the number of groups of a queue that are known to be limited. */
 int64
 idemq_groups_limited(Oid database, int32 queue_id)
 {
@@ -496,7 +497,7 @@ idemq_groups_limited(Oid database, int32 queue_id)
 	return count;
 }
 
-/* Returns what is used of the table by groups that are marked or owned. */
+/* Returns how much of the table is in use by groups that are marked or owned. */
 TableUsage
 idemq_groups_usage(void)
 {
@@ -508,7 +509,7 @@ idemq_groups_usage(void)
 	return usage;
 }
 
-/* Returns how many entries there are of groups and jobs that are marked or owned. */
+/* Returns the number of groups and jobs that are marked or owned. */
 int
 idemq_groups_marked(void)
 {
@@ -520,10 +521,10 @@ idemq_groups_marked(void)
 	return marked;
 }
 
-/* Bytes that a key has in place of a long name. */
+/* Bytes of the hash in the key of a group with a long name. */
 #define LONG_NAME_HASH 16
 
-/* Makes the key of a group of this database. */
+/* Sets the key of a group of this database. */
 void
 idemq_group_key(GroupKey *key, int32 queue_id, const char *name, int length)
 {
@@ -548,14 +549,14 @@ idemq_group_key(GroupKey *key, int32 queue_id, const char *name, int length)
 	}
 }
 
-/* Returns the bytes of a key up to the end of its name; what follows them is zero. */
+/* Returns the length of a key in bytes, up to the end of its name; the rest of the key is zero. */
 Size
 idemq_group_key_size(const GroupKey *key)
 {
 	return offsetof(GroupKey, name) + key->length;
 }
 
-/* Has a queue's groups checked: by the worker or, without one, by a waiter. */
+/* Wakes the worker, or without a worker a waiter, to check the groups of a queue. */
 static void
 call_for_check(QueueState *qstate)
 {
@@ -564,17 +565,7 @@ call_for_check(QueueState *qstate)
 		(void) idemq_waiters_wake(idemq_waiters_of_queue(qstate), 1);
 }
 
-/* Ends the delay of a queue's groups, if its time has come.  Lock held. */
-static void
-end_delay(GroupQueue *queue)
-{
-	if (dlist_is_empty(&queue->delayed) || queue->delayed_until > idemq_mono_now())
-		return;
-	while (!dlist_is_empty(&queue->delayed))
-		enlist(queue, dlist_head_element(GroupEntry, node, &queue->delayed), LIST_WAITING);
-}
-
-/* Makes this session a group's promoter, and sets *low_water to the group's.  Lock held. */
+/* Makes this session the promoter of a group, and sets *low_water.  Lock held. */
 static void
 become_promoter(GroupQueue *queue, GroupEntry *group, GroupLowWater *low_water)
 {
@@ -585,7 +576,7 @@ become_promoter(GroupQueue *queue, GroupEntry *group, GroupLowWater *low_water)
 	*low_water = group->low_water;
 }
 
-/* Returns a low-water mark, lowered to the id of a job that may be blocked. */
+/* Returns a low-water mark lowered to an id, GROUP_KEEP_LOW_WATER or GROUP_DROP_LOW_WATER. */
 static GroupLowWater
 groups_lower(GroupLowWater low_water, int64 id)
 {
@@ -596,9 +587,8 @@ groups_lower(GroupLowWater low_water, int64 id)
 }
 
 /*
- * Takes up to max groups of a queue to check: this session owns them until
- * idemq_group_release.  Returns how many.  The snapshot by which they are checked is to
- * be taken after that.
+ * Takes up to max groups of a queue, and returns their number.  This session owns them until
+ * idemq_group_release.  The caller must take the snapshot for their check afterwards.
  */
 int
 idemq_groups_take(const QueueState *qstate, int32 queue_id, GroupTaken *taken, int max)
@@ -608,8 +598,12 @@ idemq_groups_take(const QueueState *qstate, int32 queue_id, GroupTaken *taken, i
 
 	LWLockAcquire(&groups_shared->lock, LW_EXCLUSIVE);
 	queue = idemq_group_queue_of(qstate, MyDatabaseId, queue_id);
-	if (queue != NULL)
-		end_delay(queue);
+	if (queue != NULL && !dlist_is_empty(&queue->delayed) &&
+		queue->delayed_until <= idemq_mono_now())
+	{
+		while (!dlist_is_empty(&queue->delayed))
+			enlist(queue, dlist_head_element(GroupEntry, node, &queue->delayed), LIST_WAITING);
+	}
 	while (queue != NULL && count < max && !dlist_is_empty(&queue->waiting))
 	{
 		GroupEntry *group = dlist_head_element(GroupEntry, node, &queue->waiting);
@@ -622,9 +616,9 @@ idemq_groups_take(const QueueState *qstate, int32 queue_id, GroupTaken *taken, i
 }
 
 /*
- * Takes the group of taken->key, marked or not, as idemq_groups_take does.  GROUP_BUSY:
- * another session owns it, and will have it checked again; or its queue has got another state
- * meanwhile, and the group is left in the queue's list, to be checked.
+ * Like idemq_groups_take, for the group taken->key, whether it is marked or not.  Returns
+ * GROUP_BUSY if another session owns it, in which case it will be checked again; or if its queue
+ * has got another state in the meantime, in which case it stays in the list of the queue.
  */
 GroupOwn
 idemq_group_own(QueueState *qstate, GroupTaken *taken)
@@ -654,9 +648,9 @@ idemq_group_own(QueueState *qstate, GroupTaken *taken)
 }
 
 /*
- * Returns where a check of a group may begin, by a snapshot that this session took after it got the
- * group; for each newer snapshot, call this again.  own: the id to which this transaction itself
- * will lower the low-water mark, as idemq_group_mark takes it.
+ * Returns where a check of a group may begin.  The check must use a snapshot that this session took
+ * after it got the group, and before this call.  own: the id to which this transaction will lower
+ * the low-water mark itself, as for idemq_group_mark.
  */
 GroupLowWater
 idemq_group_low_water(QueueState *qstate, const GroupKey *key, int64 own)
@@ -679,10 +673,9 @@ idemq_group_low_water(QueueState *qstate, const GroupKey *key, int64 own)
 }
 
 /*
- * Marks a group; to be called after the commit by which it may need a head.  id: of a
- * job that the commit has blocked, for its low-water mark; or GROUP_KEEP_LOW_WATER,
- * GROUP_DROP_LOW_WATER.  Returns false if there was no room for the mark: then its queue is to be
- * scanned instead, if it has a state.
+ * Marks a group, after a commit as a result of which it may need a head.  id: the least id of the
+ * jobs that the commit has blocked, GROUP_KEEP_LOW_WATER or GROUP_DROP_LOW_WATER.  Returns false if
+ * there was no room for the mark; then the queue will be scanned instead, if it has a state.
  */
 bool
 idemq_group_mark(QueueState *qstate, const GroupKey *key, int64 id)
@@ -711,7 +704,7 @@ idemq_group_mark(QueueState *qstate, const GroupKey *key, int64 id)
 			enlist(queue, group, LIST_WAITING);
 	}
 	else if (queue != NULL && key->kind != KIND_LONG_NAME && !is_dependency_mark(key))
-		(void) idemq_count_full(COUNT_FULL_GROUPS); /* of many dependencies it is no news */
+		(void) idemq_count_full(COUNT_FULL_GROUPS); /* many dependencies are not worth a log line */
 	if (queue != NULL && (key->kind == KIND_LONG_NAME || group == NULL))
 		idemq_group_queue_want_scan(queue, is_dependency_mark(key) ? SCAN_CHILDREN : SCAN_GROUPS,
 									false);
@@ -721,31 +714,15 @@ idemq_group_mark(QueueState *qstate, const GroupKey *key, int64 id)
 	return kept;
 }
 
-/* Lists a group that has no promoter any more.  wanted: it is to be checked.  Lock held. */
-static void
-put_back(GroupQueue *queue, GroupEntry *group, bool wanted, bool again)
-{
-	bool is_long = group->key.kind == KIND_LONG_NAME;
-
-	group->promoter = NOBODY;
-	if (wanted && queue != NULL && !is_long)
-		enlist(queue, group, again ? LIST_WAITING : LIST_DELAYED);
-	else if (queue != NULL && (group->limited || group->low_water.blocked != PG_INT64_MIN))
-		enlist(queue, group, LIST_IDLE);
-	else
-		remove_group(group);
-	if (wanted && queue != NULL && is_long)
-		idemq_group_queue_want_scan(queue, SCAN_GROUPS, !again);
-}
-
 /*
  * Releases a group that this session owns.  Its low-water mark becomes taken->low_water, lowered by
- * the marks that came meanwhile.
+ * the marks that were set in the meantime.
  */
 void
 idemq_group_release(QueueState *qstate, const GroupTaken *taken, GroupRelease how)
 {
 	const GroupKey *key = &taken->key;
+	bool is_long = key->kind == KIND_LONG_NAME;
 	GroupQueue *queue;
 	GroupEntry *group;
 	bool wanted = false;
@@ -759,10 +736,18 @@ idemq_group_release(QueueState *qstate, const GroupTaken *taken, GroupRelease ho
 		bool again = how == GROUP_AGAIN || group->again;
 
 		wanted = again || how == GROUP_LATER;
+		group->promoter = NOBODY;
 		group->again = false;
 		group->low_water = groups_lower(taken->low_water, group->lowered);
 		set_limited(group, how == GROUP_LIMITED);
-		put_back(queue, group, wanted, again);
+		if (queue != NULL && wanted && !is_long)
+			enlist(queue, group, again ? LIST_WAITING : LIST_DELAYED);
+		else if (queue != NULL && (group->limited || group->low_water.blocked != PG_INT64_MIN))
+			enlist(queue, group, LIST_IDLE);
+		else
+			remove_group(group);
+		if (queue != NULL && wanted && is_long)
+			idemq_group_queue_want_scan(queue, SCAN_GROUPS, !again);
 	}
 	LWLockRelease(&groups_shared->lock);
 	if (wanted)
