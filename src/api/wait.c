@@ -113,7 +113,7 @@ pass_on(const Target *target)
 	if (target->room > 0)
 		idemq_room_pass_on(idemq_waiters_room_index(target->waiters), target->room);
 	else
-		(void) idemq_waiters_wake(target->waiters, 1);
+		(void) idemq_waiters_wake(target->waiters, InvalidOid, 1);
 }
 
 /* Has the bit in the set that is right now; notes whether the target was signalled. */

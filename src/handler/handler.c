@@ -100,7 +100,7 @@ handler_leave(bool answered)
 
 	joined = NULL;
 	if (waiters != NULL && idemq_waiters_leave(waiters) && !answered)
-		(void) idemq_waiters_wake(waiters, 1);
+		(void) idemq_waiters_wake(waiters, InvalidOid, 1);
 }
 
 /* Sets this process' bit among the waiters of its queue: what becomes ready wakes it. */

@@ -99,10 +99,39 @@ extern void idemq_settings_update(FunctionCallInfo fcinfo, const char *name, boo
 extern Datum idemq_settings_document(int32 queue_id, Datum before, bool latest);
 extern uint64 idemq_settings_load(const Datum *range, Snapshot snapshot);
 extern void idemq_settings_read(uint64 row, QueueInfo *queue);
-extern bool idemq_queue_is_paused(const QueueInfo *queue);
-extern bool idemq_queue_is_held(const QueueInfo *queue);
-extern TimestampTz idemq_queue_closed_until(const QueueInfo *queue);
-extern bool idemq_queue_is_closed(const QueueInfo *queue);
+
+/* Returns whether a queue is paused now; see job/pausing.c. */
+static inline bool
+idemq_queue_is_paused(const QueueInfo *queue)
+{
+	return queue->paused && (queue->paused_until == DT_NOEND || idemq_now() < queue->paused_until);
+}
+
+/* Returns whether a worker is holding back all jobs of a queue now; see job/holds.c. */
+static inline bool
+idemq_queue_is_held(const QueueInfo *queue)
+{
+	return unlikely(queue->held_until != DT_NOBEGIN) && idemq_now() < queue->held_until;
+}
+
+/* Returns whether a queue hands out no jobs now because it is paused or held back. */
+static inline bool
+idemq_queue_is_closed(const QueueInfo *queue)
+{
+	return idemq_queue_is_paused(queue) || idemq_queue_is_held(queue);
+}
+
+/*
+ * Returns until when a queue hands out no jobs because it is paused or held back; DT_NOBEGIN if it
+ * hands out jobs, DT_NOEND if only idemq.resume ends its pause.
+ */
+static inline TimestampTz
+idemq_queue_closed_until(const QueueInfo *queue)
+{
+	TimestampTz until = idemq_queue_is_paused(queue) ? queue->paused_until : DT_NOBEGIN;
+
+	return idemq_queue_is_held(queue) ? Max(until, queue->held_until) : until;
+}
 
 /*
  * Returns whether a looked-up queue may have paused groups: either it had one, or the version of

@@ -370,35 +370,3 @@ idemq_settings_read(uint64 row, QueueInfo *queue)
 	memset(queue, 0, sizeof(*queue));
 	idemq_spi_read(row, fields, queue, CurrentMemoryContext);
 }
-
-/* Returns whether a queue is paused now; see job/pausing.c. */
-bool
-idemq_queue_is_paused(const QueueInfo *queue)
-{
-	return queue->paused && (queue->paused_until == DT_NOEND || idemq_now() < queue->paused_until);
-}
-
-/* Returns whether a worker is holding back all jobs of a queue now; see job/holds.c. */
-bool
-idemq_queue_is_held(const QueueInfo *queue)
-{
-	return unlikely(queue->held_until != DT_NOBEGIN) && idemq_now() < queue->held_until;
-}
-
-/*
- * Returns the time until which a queue hands out no jobs because it is paused or held back.
- * Returns DT_NOBEGIN if it hands out jobs, and DT_NOEND if only idemq.resume ends its pause.
- */
-TimestampTz
-idemq_queue_closed_until(const QueueInfo *queue)
-{
-	TimestampTz until = idemq_queue_is_paused(queue) ? queue->paused_until : DT_NOBEGIN;
-
-	return idemq_queue_is_held(queue) ? Max(until, queue->held_until) : until;
-}
-
-bool
-idemq_queue_is_closed(const QueueInfo *queue)
-{
-	return idemq_queue_is_paused(queue) || idemq_queue_is_held(queue);
-}

@@ -38,7 +38,7 @@ end_life(QueueState *qstate)
 	int index = idemq_qstate_index(qstate);
 
 	idemq_qstate_vacate(qstate);
-	(void) idemq_waiters_wake(idemq_waiters_of_queue(qstate), PG_INT32_MAX);
+	(void) idemq_waiters_wake(idemq_waiters_of_queue(qstate), InvalidOid, PG_INT32_MAX);
 	idemq_counters_forget(index);
 	idemq_groups_forget(index);
 	idemq_buckets_forget_queue(index);
@@ -54,13 +54,13 @@ idemq_qstate_for_queue(int32 queue_id)
 	QueueState *qstate;
 	bool full;
 
-	idemq_qstates_lock(LW_SHARED);
+	LWLockAcquire(&idemq_queue_states->qstates_lock, LW_SHARED);
 	qstate = idemq_qstate_find_locked(MyDatabaseId, queue_id);
-	full = idemq_qstates_used() == idemq_max_queues;
-	idemq_qstates_unlock();
+	full = idemq_queue_states->used == idemq_max_queues;
+	LWLockRelease(&idemq_queue_states->qstates_lock);
 	if (qstate == NULL && !full)
 	{
-		idemq_qstates_lock(LW_EXCLUSIVE);
+		LWLockAcquire(&idemq_queue_states->qstates_lock, LW_EXCLUSIVE);
 		qstate = idemq_qstate_find_locked(MyDatabaseId, queue_id);
 		if (qstate == NULL && (qstate = idemq_qstate_occupy(MyDatabaseId, queue_id)) != NULL)
 		{
@@ -80,7 +80,7 @@ idemq_qstate_for_queue(int32 queue_id)
 			/* A session may have charged a bucket after end_life. */
 			idemq_buckets_forget_queue(index);
 		}
-		idemq_qstates_unlock();
+		LWLockRelease(&idemq_queue_states->qstates_lock);
 	}
 	if (qstate == NULL && idemq_count_full(COUNT_FULL_QUEUES))
 		idemq_worker_need_by(0);
@@ -93,9 +93,9 @@ idemq_qstates_usage(void)
 {
 	TableUsage usage = {.room = idemq_max_queues, .refused = idemq_count_read(COUNT_FULL_QUEUES)};
 
-	idemq_qstates_lock(LW_SHARED);
-	usage.used = idemq_qstates_used();
-	idemq_qstates_unlock();
+	LWLockAcquire(&idemq_queue_states->qstates_lock, LW_SHARED);
+	usage.used = idemq_queue_states->used;
+	LWLockRelease(&idemq_queue_states->qstates_lock);
 	return usage;
 }
 
@@ -105,11 +105,11 @@ idemq_qstate_forget_queue(int32 queue_id)
 {
 	QueueState *qstate;
 
-	idemq_qstates_lock(LW_EXCLUSIVE);
+	LWLockAcquire(&idemq_queue_states->qstates_lock, LW_EXCLUSIVE);
 	qstate = idemq_qstate_find_locked(MyDatabaseId, queue_id);
 	if (qstate != NULL)
 		end_life(qstate);
-	idemq_qstates_unlock();
+	LWLockRelease(&idemq_queue_states->qstates_lock);
 }
 
 /*
@@ -120,7 +120,7 @@ void
 idemq_qstates_forget_database(Oid database)
 {
 	IDEMQ_STOP("idemq_qstates_forget_database");
-	idemq_qstates_lock(LW_EXCLUSIVE);
+	LWLockAcquire(&idemq_queue_states->qstates_lock, LW_EXCLUSIVE);
 	for (int i = 0; i < idemq_max_queues; i++)
 	{
 		QueueState *qstate = idemq_qstate_at(i);
@@ -129,7 +129,7 @@ idemq_qstates_forget_database(Oid database)
 			end_life(qstate);
 	}
 	idemq_counters_forget_database(database);
-	idemq_qstates_unlock();
+	LWLockRelease(&idemq_queue_states->qstates_lock);
 }
 
 /*
@@ -141,7 +141,7 @@ void
 idemq_qstates_unset_database(Oid database)
 {
 	IDEMQ_STOP("idemq_qstates_unset_database");
-	idemq_qstates_lock(LW_SHARED);
+	LWLockAcquire(&idemq_queue_states->qstates_lock, LW_SHARED);
 	for (int i = 0; i < idemq_max_queues; i++)
 	{
 		QueueState *qstate = idemq_qstate_at(i);
@@ -156,7 +156,7 @@ idemq_qstates_unset_database(Oid database)
 		idemq_qstate_begin_recovery(qstate, 0);
 		LWLockRelease(&qstate->lock);
 	}
-	idemq_qstates_unlock();
+	LWLockRelease(&idemq_queue_states->qstates_lock);
 	idemq_counters_unset_gauges(database);
 	idemq_unfinished_unset_database(database);
 	idemq_groups_unset_database(database);

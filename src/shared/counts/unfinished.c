@@ -213,7 +213,7 @@ unset(Unfinished *queue)
 	else
 		queue->state = COUNT_UNKNOWN;
 	queue->bound = 0;
-	(void) idemq_waiters_wake(waiters_of(queue), PG_INT32_MAX);
+	(void) idemq_waiters_wake(waiters_of(queue), InvalidOid, PG_INT32_MAX);
 }
 
 /* Begins a new life of a queue state. */
@@ -241,7 +241,7 @@ idemq_unfinished_forget(int index)
 
 	LWLockAcquire(&queue->lock, LW_EXCLUSIVE);
 	queue->database = InvalidOid;
-	(void) idemq_waiters_wake(waiters_of(queue), PG_INT32_MAX);
+	(void) idemq_waiters_wake(waiters_of(queue), InvalidOid, PG_INT32_MAX);
 	LWLockRelease(&queue->lock);
 	ConditionVariableBroadcast(&queue->counted);
 }
@@ -501,7 +501,7 @@ unfinished_finish_count(bool counted, int64 jobs)
 			queue->bound = 0;
 		queue->counter = NO_COUNTER;
 		if (queue->state == COUNT_UNKNOWN)
-			(void) idemq_waiters_wake(waiters_of(queue), PG_INT32_MAX);
+			(void) idemq_waiters_wake(waiters_of(queue), InvalidOid, PG_INT32_MAX);
 	}
 	signal_and_unlock(queue);
 	ConditionVariableBroadcast(&queue->counted);

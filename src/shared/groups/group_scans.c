@@ -29,7 +29,7 @@ idemq_groups_take_scan(const QueueState *qstate, int32 queue_id)
 	GroupQueue *queue;
 	bool wanted;
 
-	idemq_groups_lock(LW_EXCLUSIVE);
+	LWLockAcquire(&idemq_groups->lock, LW_EXCLUSIVE);
 	queue = idemq_group_queue_of(qstate, MyDatabaseId, queue_id);
 	wanted = queue != NULL && queue->scan_at <= idemq_mono_now();
 	if (wanted)
@@ -37,7 +37,7 @@ idemq_groups_take_scan(const QueueState *qstate, int32 queue_id)
 		queue->scan_at = PG_INT64_MAX;
 		idemq_group_queue_note_due(queue);
 	}
-	idemq_groups_unlock();
+	LWLockRelease(&idemq_groups->lock);
 	return wanted;
 }
 
@@ -51,7 +51,7 @@ idemq_groups_take_children(const QueueState *qstate, int32 queue_id, ChildrenSca
 	GroupQueue *queue;
 	bool wanted;
 
-	idemq_groups_lock(LW_EXCLUSIVE);
+	LWLockAcquire(&idemq_groups->lock, LW_EXCLUSIVE);
 	queue = idemq_group_queue_of(qstate, MyDatabaseId, queue_id);
 	wanted = queue != NULL && queue->children_at <= idemq_mono_now();
 	if (wanted)
@@ -67,7 +67,7 @@ idemq_groups_take_children(const QueueState *qstate, int32 queue_id, ChildrenSca
 		if (queue->children_at_end)
 			scan->until = queue->children_stop;
 	}
-	idemq_groups_unlock();
+	LWLockRelease(&idemq_groups->lock);
 	return wanted;
 }
 
@@ -81,7 +81,7 @@ idemq_groups_leave_children(const QueueState *qstate, int32 queue_id, const Chil
 	GroupQueue *queue;
 	bool is_over = true;
 
-	idemq_groups_lock(LW_EXCLUSIVE);
+	LWLockAcquire(&idemq_groups->lock, LW_EXCLUSIVE);
 	queue = idemq_group_queue_of(qstate, MyDatabaseId, queue_id);
 	if (queue != NULL)
 	{
@@ -103,7 +103,7 @@ idemq_groups_leave_children(const QueueState *qstate, int32 queue_id, const Chil
 			queue->children_at = 0;
 		idemq_group_queue_note_due(queue);
 	}
-	idemq_groups_unlock();
+	LWLockRelease(&idemq_groups->lock);
 	if (!is_over)
 		idemq_worker_need_by(0);
 }
@@ -117,10 +117,10 @@ idemq_groups_want_scan(const QueueState *qstate, int32 queue_id, uint32 what, bo
 {
 	GroupQueue *queue;
 
-	idemq_groups_lock(LW_EXCLUSIVE);
+	LWLockAcquire(&idemq_groups->lock, LW_EXCLUSIVE);
 	queue = idemq_group_queue_of(qstate, MyDatabaseId, queue_id);
 	if (queue != NULL)
 		idemq_group_queue_want_scan(queue, what, later);
-	idemq_groups_unlock();
+	LWLockRelease(&idemq_groups->lock);
 	idemq_worker_need_by(later ? idemq_mono_now() + LEASE_BUSY_RETRY : 0);
 }

@@ -107,29 +107,18 @@
 #define MAX_GROUPS 16384
 #define MAX_DEPENDENCY_MARKS 8192
 
-typedef struct GroupsShared
-{
-	LWLock lock;
-	int count;								  /* groups in the hash table */
-	int dependency_marks;					  /* marks of jobs with dependencies in it */
-	int nidle;								  /* groups that are idle */
-	int nlimited;							  /* groups that are limited */
-	dlist_head idle;						  /* the group that has been idle longest comes first */
-	GroupQueue queues[FLEXIBLE_ARRAY_MEMBER]; /* idemq_max_queues */
-} GroupsShared;
-
-static GroupsShared *groups_shared = NULL;
+GroupsShared *idemq_groups = NULL;
 static HTAB *group_hash = NULL;
 static const int hash_entries = MAX_GROUPS + MAX_DEPENDENCY_MARKS;
 
 static void
 init_groups(int tranche)
 {
-	LWLockInitialize(&groups_shared->lock, tranche);
-	dlist_init(&groups_shared->idle);
+	LWLockInitialize(&idemq_groups->lock, tranche);
+	dlist_init(&idemq_groups->idle);
 	for (int i = 0; i < idemq_max_queues; i++)
 	{
-		GroupQueue *queue = &groups_shared->queues[i];
+		GroupQueue *queue = &idemq_groups->queues[i];
 
 		dlist_init(&queue->waiting);
 		dlist_init(&queue->delayed);
@@ -140,7 +129,7 @@ init_groups(int tranche)
 	}
 }
 
-const ShmemPart idemq_groups_part = {.area = (void **) &groups_shared,
+const ShmemPart idemq_groups_part = {.area = (void **) &idemq_groups,
 									 .size = offsetof(GroupsShared, queues),
 									 .each = sizeof(GroupQueue),
 									 .count = idemq_queue_count,
@@ -153,30 +142,11 @@ const ShmemPart idemq_groups_part = {.area = (void **) &groups_shared,
 									 .key_size = sizeof(GroupKey),
 									 .entry_size = sizeof(GroupEntry)};
 
-/* Takes the lock, for group_scans.c. */
-void
-idemq_groups_lock(LWLockMode mode)
-{
-	LWLockAcquire(&groups_shared->lock, mode);
-}
-
-void
-idemq_groups_unlock(void)
-{
-	LWLockRelease(&groups_shared->lock);
-}
-
-GroupQueue *
-idemq_group_queue_at(int index)
-{
-	return &groups_shared->queues[index];
-}
-
 /* Returns the groups of a queue; NULL if qstate does not belong to that queue.  Lock held. */
 GroupQueue *
 idemq_group_queue_of(const QueueState *qstate, Oid database, int32 queue_id)
 {
-	GroupQueue *queue = qstate == NULL ? NULL : &groups_shared->queues[idemq_qstate_index(qstate)];
+	GroupQueue *queue = qstate == NULL ? NULL : &idemq_groups->queues[idemq_qstate_index(qstate)];
 
 	if (queue == NULL || queue->database != database || queue->queue_id != queue_id)
 		return NULL;
@@ -187,7 +157,7 @@ idemq_group_queue_of(const QueueState *qstate, Oid database, int32 queue_id)
 void
 idemq_group_queue_note_due(GroupQueue *queue)
 {
-	int index = (int) (queue - groups_shared->queues);
+	int index = (int) (queue - idemq_groups->queues);
 	pg_atomic_uint64 *due = &idemq_qstate_at(index)->due[DUE_GROUPS];
 	int64 when = Min(queue->scan_at, queue->children_at);
 	int64 known;
@@ -211,7 +181,7 @@ unlist(GroupQueue *queue, GroupEntry *group)
 		return;
 	dlist_delete(&group->node);
 	if (group->list == LIST_IDLE)
-		groups_shared->nidle--;
+		idemq_groups->nidle--;
 	else
 		idemq_group_queue_note_due(queue);
 	group->list = LIST_NONE;
@@ -225,8 +195,8 @@ enlist(GroupQueue *queue, GroupEntry *group, GroupList list)
 	group->list = list;
 	if (list == LIST_IDLE)
 	{
-		dlist_push_tail(&groups_shared->idle, &group->node);
-		groups_shared->nidle++;
+		dlist_push_tail(&idemq_groups->idle, &group->node);
+		idemq_groups->nidle++;
 		return;
 	}
 	if (list == LIST_DELAYED && dlist_is_empty(&queue->delayed))
@@ -246,7 +216,7 @@ groups_find(const GroupKey *key)
 static void
 set_limited(GroupEntry *group, bool limited)
 {
-	groups_shared->nlimited += (int) limited - (int) group->limited;
+	idemq_groups->nlimited += (int) limited - (int) group->limited;
 	group->limited = limited;
 }
 
@@ -263,8 +233,8 @@ is_dependency_mark(const GroupKey *key)
 static void
 remove_group(GroupEntry *group)
 {
-	int *count = is_dependency_mark(&group->key) ? &groups_shared->dependency_marks
-												 : &groups_shared->count;
+	int *count = is_dependency_mark(&group->key) ? &idemq_groups->dependency_marks
+												 : &idemq_groups->count;
 
 	set_limited(group, false);
 	if (hash_search(group_hash, &group->key, HASH_REMOVE, NULL) != NULL)
@@ -277,14 +247,14 @@ groups_enter(const GroupKey *key)
 {
 	GroupEntry *group = groups_find(key);
 	bool dependency = is_dependency_mark(key);
-	int *count = dependency ? &groups_shared->dependency_marks : &groups_shared->count;
+	int *count = dependency ? &idemq_groups->dependency_marks : &idemq_groups->count;
 	bool found;
 
 	if (group != NULL)
 		return group;
-	if (groups_shared->count >= MAX_GROUPS && !dependency && !dlist_is_empty(&groups_shared->idle))
+	if (idemq_groups->count >= MAX_GROUPS && !dependency && !dlist_is_empty(&idemq_groups->idle))
 	{
-		GroupEntry *idle = dlist_head_element(GroupEntry, node, &groups_shared->idle);
+		GroupEntry *idle = dlist_head_element(GroupEntry, node, &idemq_groups->idle);
 
 		unlist(NULL, idle);
 		remove_group(idle);
@@ -312,13 +282,13 @@ idemq_groups_know(const QueueState *qstate, const GroupKey *key)
 	bool known;
 
 	IDEMQ_STOP("idemq_groups_know");
-	LWLockAcquire(&groups_shared->lock, LW_SHARED);
+	LWLockAcquire(&idemq_groups->lock, LW_SHARED);
 	queue = idemq_group_queue_of(qstate, key->database, key->queue_id);
 	group = groups_find(key);
 	known = queue == NULL ||
 			(is_dependency_mark(key) ? queue->children_at : queue->scan_at) != PG_INT64_MAX ||
 			(group != NULL && group->list != LIST_IDLE);
-	LWLockRelease(&groups_shared->lock);
+	LWLockRelease(&idemq_groups->lock);
 	return known;
 }
 
@@ -348,14 +318,14 @@ idemq_groups_copy(Oid database, GroupEntry *copies, int max)
 	GroupEntry *group;
 	int count = 0;
 
-	LWLockAcquire(&groups_shared->lock, LW_SHARED);
+	LWLockAcquire(&idemq_groups->lock, LW_SHARED);
 	hash_seq_init(&seq, group_hash);
 	while ((group = hash_seq_search(&seq)) != NULL)
 	{
 		if (count < max && group->key.database == database)
 			copies[count++] = *group;
 	}
-	LWLockRelease(&groups_shared->lock);
+	LWLockRelease(&idemq_groups->lock);
 	return count;
 }
 
@@ -376,14 +346,14 @@ groups_clear_list(GroupQueue *queue, dlist_head *list)
 void
 idemq_groups_reset(int index, Oid database, int32 queue_id)
 {
-	GroupQueue *queue = &groups_shared->queues[index];
+	GroupQueue *queue = &idemq_groups->queues[index];
 
-	LWLockAcquire(&groups_shared->lock, LW_EXCLUSIVE);
+	LWLockAcquire(&idemq_groups->lock, LW_EXCLUSIVE);
 	queue->database = database;
 	queue->queue_id = queue_id;
 	queue->children_from = queue->children_stop = PG_INT64_MIN;
 	idemq_group_queue_want_scan(queue, SCAN_GROUPS | SCAN_CHILDREN, false);
-	LWLockRelease(&groups_shared->lock);
+	LWLockRelease(&idemq_groups->lock);
 	idemq_worker_need_by(0);
 }
 
@@ -400,7 +370,7 @@ clear_idle(Oid database, int32 queue_id)
 {
 	dlist_mutable_iter iter;
 
-	dlist_foreach_modify(iter, &groups_shared->idle)
+	dlist_foreach_modify(iter, &idemq_groups->idle)
 	{
 		GroupEntry *group = dlist_container(GroupEntry, node, iter.cur);
 
@@ -415,16 +385,16 @@ clear_idle(Oid database, int32 queue_id)
 void
 idemq_groups_forget(int index)
 {
-	GroupQueue *queue = &groups_shared->queues[index];
+	GroupQueue *queue = &idemq_groups->queues[index];
 
-	LWLockAcquire(&groups_shared->lock, LW_EXCLUSIVE);
+	LWLockAcquire(&idemq_groups->lock, LW_EXCLUSIVE);
 	groups_clear_list(queue, &queue->waiting);
 	groups_clear_list(queue, &queue->delayed);
 	clear_idle(queue->database, queue->queue_id);
 	queue->scan_at = queue->children_at = PG_INT64_MAX;
 	idemq_group_queue_note_due(queue);
 	queue->database = InvalidOid;
-	LWLockRelease(&groups_shared->lock);
+	LWLockRelease(&idemq_groups->lock);
 }
 
 /* Drops the low-water marks of a queue (0: of all queues) of a database.  Lock held. */
@@ -449,15 +419,15 @@ drop_low_water(Oid database, int32 queue_id)
 void
 idemq_groups_unset_database(Oid database)
 {
-	LWLockAcquire(&groups_shared->lock, LW_EXCLUSIVE);
+	LWLockAcquire(&idemq_groups->lock, LW_EXCLUSIVE);
 	drop_low_water(database, 0);
 	for (int i = 0; i < idemq_max_queues; i++)
 	{
-		if (groups_shared->queues[i].database == database)
-			idemq_group_queue_want_scan(&groups_shared->queues[i], SCAN_GROUPS | SCAN_CHILDREN,
+		if (idemq_groups->queues[i].database == database)
+			idemq_group_queue_want_scan(&idemq_groups->queues[i], SCAN_GROUPS | SCAN_CHILDREN,
 										false);
 	}
-	LWLockRelease(&groups_shared->lock);
+	LWLockRelease(&idemq_groups->lock);
 }
 
 /*
@@ -469,12 +439,12 @@ idemq_groups_drop_low_water_marks(const QueueState *qstate, int32 queue_id)
 {
 	GroupQueue *queue;
 
-	LWLockAcquire(&groups_shared->lock, LW_EXCLUSIVE);
+	LWLockAcquire(&idemq_groups->lock, LW_EXCLUSIVE);
 	drop_low_water(MyDatabaseId, queue_id);
 	queue = idemq_group_queue_of(qstate, MyDatabaseId, queue_id);
 	if (queue != NULL)
 		idemq_group_queue_want_scan(queue, SCAN_GROUPS, false);
-	LWLockRelease(&groups_shared->lock);
+	LWLockRelease(&idemq_groups->lock);
 	idemq_worker_need_by(0);
 }
 
@@ -486,14 +456,14 @@ idemq_groups_limited(Oid database, int32 queue_id)
 	GroupEntry *group;
 	int64 count = 0;
 
-	LWLockAcquire(&groups_shared->lock, LW_SHARED);
-	if (groups_shared->nlimited > 0)
+	LWLockAcquire(&idemq_groups->lock, LW_SHARED);
+	if (idemq_groups->nlimited > 0)
 	{
 		hash_seq_init(&seq, group_hash);
 		while ((group = hash_seq_search(&seq)) != NULL)
 			count += group->limited && groups_is_of(group, database, queue_id);
 	}
-	LWLockRelease(&groups_shared->lock);
+	LWLockRelease(&idemq_groups->lock);
 	return count;
 }
 
@@ -503,9 +473,9 @@ idemq_groups_usage(void)
 {
 	TableUsage usage = {.room = MAX_GROUPS, .refused = idemq_count_read(COUNT_FULL_GROUPS)};
 
-	LWLockAcquire(&groups_shared->lock, LW_SHARED);
-	usage.used = groups_shared->count - groups_shared->nidle;
-	LWLockRelease(&groups_shared->lock);
+	LWLockAcquire(&idemq_groups->lock, LW_SHARED);
+	usage.used = idemq_groups->count - idemq_groups->nidle;
+	LWLockRelease(&idemq_groups->lock);
 	return usage;
 }
 
@@ -515,9 +485,9 @@ idemq_groups_marked(void)
 {
 	int marked;
 
-	LWLockAcquire(&groups_shared->lock, LW_SHARED);
-	marked = groups_shared->count - groups_shared->nidle + groups_shared->dependency_marks;
-	LWLockRelease(&groups_shared->lock);
+	LWLockAcquire(&idemq_groups->lock, LW_SHARED);
+	marked = idemq_groups->count - idemq_groups->nidle + idemq_groups->dependency_marks;
+	LWLockRelease(&idemq_groups->lock);
 	return marked;
 }
 
@@ -562,7 +532,7 @@ call_for_check(QueueState *qstate)
 {
 	idemq_worker_need_by(0);
 	if (qstate != NULL && !idemq_worker_present())
-		(void) idemq_waiters_wake(idemq_waiters_of_queue(qstate), 1);
+		(void) idemq_waiters_wake(idemq_waiters_of_queue(qstate), InvalidOid, 1);
 }
 
 /* Makes this session the promoter of a group, and sets *low_water.  Lock held. */
@@ -596,7 +566,7 @@ idemq_groups_take(const QueueState *qstate, int32 queue_id, GroupTaken *taken, i
 	GroupQueue *queue;
 	int count = 0;
 
-	LWLockAcquire(&groups_shared->lock, LW_EXCLUSIVE);
+	LWLockAcquire(&idemq_groups->lock, LW_EXCLUSIVE);
 	queue = idemq_group_queue_of(qstate, MyDatabaseId, queue_id);
 	if (queue != NULL && !dlist_is_empty(&queue->delayed) &&
 		queue->delayed_until <= idemq_mono_now())
@@ -611,7 +581,7 @@ idemq_groups_take(const QueueState *qstate, int32 queue_id, GroupTaken *taken, i
 		taken[count].key = group->key;
 		become_promoter(queue, group, &taken[count++].low_water);
 	}
-	LWLockRelease(&groups_shared->lock);
+	LWLockRelease(&idemq_groups->lock);
 	return count;
 }
 
@@ -629,7 +599,7 @@ idemq_group_own(QueueState *qstate, GroupTaken *taken)
 	GroupEntry *group;
 
 	qstate = idemq_qstate_current(qstate, key->queue_id);
-	LWLockAcquire(&groups_shared->lock, LW_EXCLUSIVE);
+	LWLockAcquire(&idemq_groups->lock, LW_EXCLUSIVE);
 	queue = idemq_group_queue_of(qstate, key->database, key->queue_id);
 	group = groups_enter(key);
 	if (group != NULL && (group->promoter != NOBODY ||
@@ -643,7 +613,7 @@ idemq_group_own(QueueState *qstate, GroupTaken *taken)
 		own = GROUP_OWNED;
 		become_promoter(queue, group, &taken->low_water);
 	}
-	LWLockRelease(&groups_shared->lock);
+	LWLockRelease(&idemq_groups->lock);
 	return own;
 }
 
@@ -664,11 +634,11 @@ idemq_group_low_water(QueueState *qstate, const GroupKey *key, int64 own)
 		return low_water;
 	/* In this order: a writer that has left the commit window has set its marks. */
 	least = idemq_commit_window_least(qstate, key->database);
-	LWLockAcquire(&groups_shared->lock, LW_SHARED);
+	LWLockAcquire(&idemq_groups->lock, LW_SHARED);
 	group = groups_find(key);
 	if (group != NULL && group->promoter == IDEMQ_MY_PROC_NUMBER)
 		low_water = groups_lower(group->low_water, Min(Min(group->lowered, least), own));
-	LWLockRelease(&groups_shared->lock);
+	LWLockRelease(&idemq_groups->lock);
 	return low_water;
 }
 
@@ -686,7 +656,7 @@ idemq_group_mark(QueueState *qstate, const GroupKey *key, int64 id)
 
 	IDEMQ_STOP("idemq_group_mark");
 	qstate = idemq_qstate_current(qstate, key->queue_id);
-	LWLockAcquire(&groups_shared->lock, LW_EXCLUSIVE);
+	LWLockAcquire(&idemq_groups->lock, LW_EXCLUSIVE);
 	queue = idemq_group_queue_of(qstate, key->database, key->queue_id);
 	if (queue != NULL && key->kind != KIND_LONG_NAME)
 		group = groups_enter(key);
@@ -709,7 +679,7 @@ idemq_group_mark(QueueState *qstate, const GroupKey *key, int64 id)
 		idemq_group_queue_want_scan(queue, is_dependency_mark(key) ? SCAN_CHILDREN : SCAN_GROUPS,
 									false);
 	kept = group != NULL;
-	LWLockRelease(&groups_shared->lock);
+	LWLockRelease(&idemq_groups->lock);
 	call_for_check(qstate);
 	return kept;
 }
@@ -728,7 +698,7 @@ idemq_group_release(QueueState *qstate, const GroupTaken *taken, GroupRelease ho
 	bool wanted = false;
 
 	qstate = idemq_qstate_current(qstate, key->queue_id);
-	LWLockAcquire(&groups_shared->lock, LW_EXCLUSIVE);
+	LWLockAcquire(&idemq_groups->lock, LW_EXCLUSIVE);
 	queue = idemq_group_queue_of(qstate, key->database, key->queue_id);
 	group = groups_find(key);
 	if (group != NULL && group->promoter == IDEMQ_MY_PROC_NUMBER)
@@ -749,7 +719,7 @@ idemq_group_release(QueueState *qstate, const GroupTaken *taken, GroupRelease ho
 		if (queue != NULL && wanted && is_long)
 			idemq_group_queue_want_scan(queue, SCAN_GROUPS, !again);
 	}
-	LWLockRelease(&groups_shared->lock);
+	LWLockRelease(&idemq_groups->lock);
 	if (wanted)
 		call_for_check(qstate);
 }

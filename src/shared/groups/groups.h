@@ -130,9 +130,19 @@ typedef struct GroupQueue
 #define SCAN_GROUPS 1
 #define SCAN_CHILDREN 2
 
-extern GroupQueue *idemq_group_queue_at(int index);
-extern void idemq_groups_lock(LWLockMode mode);
-extern void idemq_groups_unlock(void);
+typedef struct GroupsShared
+{
+	LWLock lock;							  /* protects everything except GroupQueue.pass */
+	int count;								  /* groups in the hash table */
+	int dependency_marks;					  /* marks of jobs with dependencies in it */
+	int nidle;								  /* groups that are idle */
+	int nlimited;							  /* groups that are limited */
+	dlist_head idle;						  /* the group that has been idle longest comes first */
+	GroupQueue queues[FLEXIBLE_ARRAY_MEMBER]; /* idemq_max_queues */
+} GroupsShared;
+
+extern GroupsShared *idemq_groups;
+
 extern GroupQueue *idemq_group_queue_of(const QueueState *qstate, Oid database, int32 queue_id);
 extern void idemq_group_queue_note_due(GroupQueue *queue);
 extern void idemq_group_queue_want_scan(GroupQueue *queue, uint32 what, bool later);

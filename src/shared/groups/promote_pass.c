@@ -28,7 +28,7 @@
 static PromotePass *
 pass_of(const QueueState *qstate)
 {
-	return &idemq_group_queue_at(idemq_qstate_index(qstate))->pass;
+	return &idemq_groups->queues[idemq_qstate_index(qstate)].pass;
 }
 
 /* Begins a pass, or takes over one that a former worker has left open. */

@@ -32,17 +32,7 @@ typedef struct QueueStateEntry
 	int qstate_index;
 } QueueStateEntry;
 
-typedef struct QueueStatesShared
-{
-	LWLock qstates_lock;
-	int used;		/* queue states that are not free; under qstates_lock */
-	int first_free; /* no queue state before it is free; under qstates_lock */
-	/* Changes under way in the lower half, changes begun in the upper; no lock. */
-	pg_atomic_uint64 changes;
-	QueueState qstates[FLEXIBLE_ARRAY_MEMBER];
-} QueueStatesShared;
-
-static QueueStatesShared *queue_states_shared = NULL;
+QueueStatesShared *idemq_queue_states = NULL;
 static HTAB *qstate_hash = NULL;
 
 /*
@@ -83,11 +73,11 @@ qstate_reset(QueueState *qstate)
 static void
 init_qstates(int tranche)
 {
-	LWLockInitialize(&queue_states_shared->qstates_lock, tranche);
-	pg_atomic_init_u64(&queue_states_shared->changes, 0);
+	LWLockInitialize(&idemq_queue_states->qstates_lock, tranche);
+	pg_atomic_init_u64(&idemq_queue_states->changes, 0);
 	for (int i = 0; i < idemq_max_queues; i++)
 	{
-		QueueState *qstate = &queue_states_shared->qstates[i];
+		QueueState *qstate = &idemq_queue_states->qstates[i];
 
 		SpinLockInit(&qstate->rate_mutex);
 		LWLockInitialize(&qstate->lock, tranche);
@@ -102,7 +92,7 @@ init_qstates(int tranche)
 	}
 }
 
-const ShmemPart idemq_qstates_part = {.area = (void **) &queue_states_shared,
+const ShmemPart idemq_qstates_part = {.area = (void **) &idemq_queue_states,
 									  .size = offsetof(QueueStatesShared, qstates),
 									  .each = sizeof(QueueState),
 									  .count = idemq_queue_count,
@@ -115,22 +105,6 @@ const ShmemPart idemq_qstates_part = {.area = (void **) &queue_states_shared,
 									  .key_size = sizeof(QueueStateKey),
 									  .entry_size = sizeof(QueueStateEntry)};
 
-/*
- * Takes qstates_lock.  In shared mode, no queue gets or loses a state; in exclusive mode, none is
- * found.
- */
-void
-idemq_qstates_lock(LWLockMode mode)
-{
-	LWLockAcquire(&queue_states_shared->qstates_lock, mode);
-}
-
-void
-idemq_qstates_unlock(void)
-{
-	LWLockRelease(&queue_states_shared->qstates_lock);
-}
-
 /* Like idemq_qstate_find, but the caller holds qstates_lock. */
 QueueState *
 idemq_qstate_find_locked(Oid database, int32 queue_id)
@@ -138,14 +112,7 @@ idemq_qstate_find_locked(Oid database, int32 queue_id)
 	QueueStateKey key = {database, queue_id};
 	QueueStateEntry *entry = hash_search(qstate_hash, &key, HASH_FIND, NULL);
 
-	return entry == NULL ? NULL : &queue_states_shared->qstates[entry->qstate_index];
-}
-
-/* Returns the number of queue states that are not free.  qstates_lock must be held. */
-int
-idemq_qstates_used(void)
-{
-	return queue_states_shared->used;
+	return entry == NULL ? NULL : &idemq_queue_states->qstates[entry->qstate_index];
 }
 
 /*
@@ -159,19 +126,19 @@ idemq_qstate_occupy(Oid database, int32 queue_id)
 	QueueStateKey key = {database, queue_id};
 	QueueStateEntry *entry;
 	QueueState *qstate;
-	int i = queue_states_shared->first_free;
+	int i = idemq_queue_states->first_free;
 
-	if (queue_states_shared->used == idemq_max_queues)
+	if (idemq_queue_states->used == idemq_max_queues)
 		return NULL;
-	while (queue_states_shared->qstates[i].key.queue_id != 0)
+	while (idemq_queue_states->qstates[i].key.queue_id != 0)
 		i++;
 	entry = hash_search(qstate_hash, &key, HASH_ENTER_NULL, NULL);
 	if (entry == NULL)
 		return NULL;
 	entry->qstate_index = i;
-	queue_states_shared->used++;
-	queue_states_shared->first_free = i + 1;
-	qstate = &queue_states_shared->qstates[i];
+	idemq_queue_states->used++;
+	idemq_queue_states->first_free = i + 1;
+	qstate = &idemq_queue_states->qstates[i];
 	LWLockAcquire(&qstate->lock, LW_EXCLUSIVE);
 	/* The new life comes before the new key: see idemq_running_count_in. */
 	qstate_reset(qstate);
@@ -189,22 +156,9 @@ idemq_qstate_vacate(QueueState *qstate)
 	qstate->key = (QueueStateKey){InvalidOid, 0};
 	LWLockRelease(&qstate->lock);
 	hash_search(qstate_hash, &key, HASH_REMOVE, NULL);
-	queue_states_shared->used--;
-	queue_states_shared->first_free =
-		Min(queue_states_shared->first_free, idemq_qstate_index(qstate));
-}
-
-/* Returns the position of a queue state in the array, from 0 to idemq_max_queues - 1. */
-int
-idemq_qstate_index(const QueueState *qstate)
-{
-	return (int) (qstate - queue_states_shared->qstates);
-}
-
-QueueState *
-idemq_qstate_at(int index)
-{
-	return &queue_states_shared->qstates[index];
+	idemq_queue_states->used--;
+	idemq_queue_states->first_free =
+		Min(idemq_queue_states->first_free, idemq_qstate_index(qstate));
 }
 
 /*
@@ -217,16 +171,16 @@ idemq_qstate_next(Oid database, QueueStateView *view)
 	int i = view->qstate == NULL ? 0 : idemq_qstate_index(view->qstate) + 1;
 	bool found = false;
 
-	LWLockAcquire(&queue_states_shared->qstates_lock, LW_SHARED);
+	LWLockAcquire(&idemq_queue_states->qstates_lock, LW_SHARED);
 	for (; i < idemq_max_queues && !found; i++)
 	{
-		QueueState *qstate = &queue_states_shared->qstates[i];
+		QueueState *qstate = &idemq_queue_states->qstates[i];
 
 		found = qstate->key.queue_id != 0 && qstate->key.database == database;
 		if (found)
 			*view = (QueueStateView){qstate, qstate->key.queue_id};
 	}
-	LWLockRelease(&queue_states_shared->qstates_lock);
+	LWLockRelease(&idemq_queue_states->qstates_lock);
 	return found;
 }
 
@@ -234,7 +188,7 @@ idemq_qstate_next(Oid database, QueueStateView *view)
 bool
 idemq_qstate_view(int index, Oid database, QueueStateView *view)
 {
-	QueueState *qstate = &queue_states_shared->qstates[index];
+	QueueState *qstate = &idemq_queue_states->qstates[index];
 	bool used;
 
 	LWLockAcquire(&qstate->lock, LW_SHARED);
@@ -250,22 +204,10 @@ idemq_qstate_find(Oid database, int32 queue_id)
 {
 	QueueState *qstate;
 
-	LWLockAcquire(&queue_states_shared->qstates_lock, LW_SHARED);
+	LWLockAcquire(&idemq_queue_states->qstates_lock, LW_SHARED);
 	qstate = idemq_qstate_find_locked(database, queue_id);
-	LWLockRelease(&queue_states_shared->qstates_lock);
+	LWLockRelease(&idemq_queue_states->qstates_lock);
 	return qstate;
-}
-
-/*
- * Returns whether a queue state that the caller remembers still belongs to a queue of this
- * database.  Without a lock, the answer may be out of date at once; a queue loses its state only
- * when it is dropped, or when the jobs are truncated.
- */
-bool
-idemq_qstate_is_of(const QueueState *qstate, int32 queue_id)
-{
-	return qstate != NULL && qstate->key.database == MyDatabaseId &&
-		   qstate->key.queue_id == queue_id;
 }
 
 /*
@@ -336,33 +278,6 @@ idemq_qstate_note_claim(QueueState *qstate)
 }
 
 /*
- * Begins a change of shared memory in several steps, such as removing a lease entry and then
- * lowering the scan start.  Only idemq.check() uses this, to tell an unfinished change from a
- * fault.  Code between begin and end must not raise errors.
- */
-void
-idemq_qstates_begin_change(void)
-{
-	(void) pg_atomic_fetch_add_u64(&queue_states_shared->changes, (UINT64CONST(1) << 32) + 1);
-}
-
-void
-idemq_qstates_end_change(void)
-{
-	(void) pg_atomic_fetch_sub_u64(&queue_states_shared->changes, 1);
-}
-
-/*
- * Returns a number that changes whenever such a change begins or ends.  Its lower half is the
- * number of changes in progress.
- */
-uint64
-idemq_qstates_changes(void)
-{
-	return pg_atomic_fetch_add_u64(&queue_states_shared->changes, 0);
-}
-
-/*
  * Summarizes the state of a queue of this database for idemq.check(); returns false if it has none.
  */
 bool
@@ -391,21 +306,21 @@ idemq_qstates_audit(QueueStatesAudit *audit, int32 *queue_ids)
 	int count = 0;
 
 	memset(audit, 0, sizeof(*audit));
-	LWLockAcquire(&queue_states_shared->qstates_lock, LW_SHARED);
-	audit->used = queue_states_shared->used;
+	LWLockAcquire(&idemq_queue_states->qstates_lock, LW_SHARED);
+	audit->used = idemq_queue_states->used;
 	audit->hashed = (int) hash_get_num_entries(qstate_hash);
 	for (int i = 0; i < idemq_max_queues; i++)
 	{
-		QueueStateKey key = queue_states_shared->qstates[i].key;
+		QueueStateKey key = idemq_queue_states->qstates[i].key;
 
 		if (key.queue_id == 0)
 			continue;
 		audit->taken++;
 		audit->misplaced += idemq_qstate_find_locked(key.database, key.queue_id) !=
-							&queue_states_shared->qstates[i];
+							&idemq_queue_states->qstates[i];
 		if (key.database == MyDatabaseId)
 			queue_ids[count++] = key.queue_id;
 	}
-	LWLockRelease(&queue_states_shared->qstates_lock);
+	LWLockRelease(&idemq_queue_states->qstates_lock);
 	return count;
 }

@@ -6,6 +6,7 @@
 #ifndef IDEMQ_SHARED_QUEUE_STATES_QUEUE_STATES_H
 #define IDEMQ_SHARED_QUEUE_STATES_QUEUE_STATES_H
 
+#include "miscadmin.h"
 #include "port/atomics.h"
 #include "postgres_ext.h"
 #include "storage/itemptr.h"
@@ -182,7 +183,72 @@ qstate_unset_dependencies(QueueState *qstate, uint32 bits)
 		;
 }
 
-/* What the background worker has to know of a queue, copied. */
+/* All queue states. */
+typedef struct QueueStatesShared
+{
+	LWLock qstates_lock;
+	int used;		/* number of queue states that are not free; under qstates_lock */
+	int first_free; /* no queue state before this one is free; under qstates_lock */
+	/* Lower half: number of changes in progress; upper half: number of changes begun.  No lock. */
+	pg_atomic_uint64 changes;
+	QueueState qstates[FLEXIBLE_ARRAY_MEMBER]; /* idemq_max_queues */
+} QueueStatesShared;
+
+extern QueueStatesShared *idemq_queue_states;
+
+/* Returns the position of a queue state in the array, from 0 to idemq_max_queues - 1. */
+static inline int
+idemq_qstate_index(const QueueState *qstate)
+{
+	return (int) (qstate - idemq_queue_states->qstates);
+}
+
+static inline QueueState *
+idemq_qstate_at(int index)
+{
+	return &idemq_queue_states->qstates[index];
+}
+
+/*
+ * Returns whether a queue state that the caller remembers still belongs to a queue of this database.
+ * Without a lock, the answer may be out of date at once; a queue loses its state only when it is
+ * dropped, or when the jobs are truncated.
+ */
+static inline bool
+idemq_qstate_is_of(const QueueState *qstate, int32 queue_id)
+{
+	return qstate != NULL && qstate->key.database == MyDatabaseId &&
+		   qstate->key.queue_id == queue_id;
+}
+
+/*
+ * Begins a change of shared memory in several steps, such as removing a lease entry and then
+ * lowering the scan start.  Only idemq.check() uses this, to tell an unfinished change from a fault.
+ * Code between begin and end must not raise errors.
+ */
+static inline void
+idemq_qstates_begin_change(void)
+{
+	(void) pg_atomic_fetch_add_u64(&idemq_queue_states->changes, (UINT64CONST(1) << 32) + 1);
+}
+
+static inline void
+idemq_qstates_end_change(void)
+{
+	(void) pg_atomic_fetch_sub_u64(&idemq_queue_states->changes, 1);
+}
+
+/*
+ * Returns a number that changes whenever such a change begins or ends.  Its lower half is the number
+ * of changes in progress.
+ */
+static inline uint64
+idemq_qstates_changes(void)
+{
+	return pg_atomic_fetch_add_u64(&idemq_queue_states->changes, 0);
+}
+
+/* A queue state, and the queue that it belongs to. */
 typedef struct QueueStateView
 {
 	QueueState *qstate;
@@ -208,30 +274,20 @@ typedef struct QueueStatesAudit
 
 extern const ShmemPart idemq_qstates_part;
 
-/* for queue/queue_state_life.c, which takes qstates_lock */
-extern void idemq_qstates_lock(LWLockMode mode);
-extern void idemq_qstates_unlock(void);
+/* with qstates_lock held */
 extern QueueState *idemq_qstate_find_locked(Oid database, int32 queue_id);
-extern int idemq_qstates_used(void);
 extern QueueState *idemq_qstate_occupy(Oid database, int32 queue_id);
 extern void idemq_qstate_vacate(QueueState *qstate);
 
-/* for everybody */
-extern QueueState *idemq_qstate_at(int index);
 extern QueueState *idemq_qstate_current(QueueState *qstate, int32 queue_id);
 extern bool idemq_qstate_next(Oid database, QueueStateView *view);
 extern bool idemq_qstate_view(int index, Oid database, QueueStateView *view);
 extern QueueState *idemq_qstate_find(Oid database, int32 queue_id);
-extern int idemq_qstate_index(const QueueState *qstate);
 extern void idemq_qstate_note_new(QueueState *qstate, int32 queue_id);
 extern void idemq_qstate_note_claim(QueueState *qstate);
 extern bool idemq_qstate_known_since(QueueState *qstate, int32 queue_id, int64 *since);
-extern bool idemq_qstate_is_of(const QueueState *qstate, int32 queue_id);
 extern bool idemq_qstate_lock(QueueState **qstate, int32 queue_id, LWLockMode mode);
 
-extern void idemq_qstates_begin_change(void);
-extern void idemq_qstates_end_change(void);
-extern uint64 idemq_qstates_changes(void);
 extern bool idemq_qstate_summary(int32 queue_id, QueueStateSummary *status);
 extern int idemq_qstates_audit(QueueStatesAudit *audit, int32 *queue_ids);
 

@@ -31,7 +31,7 @@ extern bool idemq_waiters_any(Waiters *waiters);
 extern bool idemq_waiters_join(Waiters *waiters);
 extern bool idemq_waiters_waits(Waiters *waiters);
 extern bool idemq_waiters_leave(Waiters *waiters);
-extern int idemq_waiters_wake(Waiters *waiters, int max);
+extern int idemq_waiters_wake(Waiters *waiters, Oid database, int max);
 extern int64 idemq_waiters_wake_for_room(Waiters *waiters, int64 room, int *next);
 
 extern void idemq_wake_ready(QueueState *qstate, int32 queue_id, int count, TimestampTz later);
@@ -41,7 +41,7 @@ extern void idemq_wake_database(Oid database, bool ready);
 extern void idemq_wake_again(QueueState *qstate, int count);
 extern void idemq_wake_claimed(QueueState *qstate);
 extern void idemq_wake_for_result(int64 job_id);
-extern void idemq_wake_for_results(void);
+extern void idemq_wake_for_results(Oid database);
 
 /*
  * end_wait.c

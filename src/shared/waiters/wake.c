@@ -249,8 +249,8 @@ signal_session(Waiters *waiters, int word, int n)
 /*
  * Signals up to max waiters of a set, of one database unless that is InvalidOid; returns how many.
  */
-static int
-wake_some(Waiters *waiters, Oid database, int max)
+int
+idemq_waiters_wake(Waiters *waiters, Oid database, int max)
 {
 	static uint32 last = 0;
 	int words = word_count();
@@ -280,13 +280,6 @@ wake_some(Waiters *waiters, Oid database, int max)
 		}
 	}
 	return woken;
-}
-
-/* Signals up to max waiters; returns how many. */
-int
-idemq_waiters_wake(Waiters *waiters, int max)
-{
-	return wake_some(waiters, InvalidOid, max);
 }
 
 /*
@@ -341,7 +334,7 @@ void
 idemq_wake_again(QueueState *qstate, int count)
 {
 	idemq_handler_call(qstate);
-	if (idemq_waiters_wake(idemq_waiters_of_queue(qstate), count) > 0)
+	if (idemq_waiters_wake(idemq_waiters_of_queue(qstate), InvalidOid, count) > 0)
 		idemq_due_in(qstate, DUE_SIGNAL, UNCLAIMED_AFTER);
 }
 
@@ -383,26 +376,20 @@ idemq_wake_if_ready(QueueState *qstate, int32 queue_id, int count)
 /*
  * Wakes the waiters for results of a database, but not those of other databases in the same sets.
  */
-static void
-wake_result_waiters(Oid database)
+void
+idemq_wake_for_results(Oid database)
 {
 	for (int i = 0; i < RESULT_SETS; i++)
-		(void) wake_some(set_at(idemq_max_queues + i), database, PG_INT32_MAX);
-}
-
-/* Wakes all waiters for results of this database, because their jobs may be gone. */
-void
-idemq_wake_for_results(void)
-{
-	wake_result_waiters(MyDatabaseId);
+		(void) idemq_waiters_wake(set_at(idemq_max_queues + i), database, PG_INT32_MAX);
 }
 
 /* Wakes all waiters for jobs of a queue, and all waiters for room in it. */
 static void
 wake_all_of(const QueueState *qstate)
 {
-	(void) idemq_waiters_wake(idemq_waiters_of_queue(qstate), PG_INT32_MAX);
-	(void) idemq_waiters_wake(idemq_waiters_for_room(idemq_qstate_index(qstate)), PG_INT32_MAX);
+	(void) idemq_waiters_wake(idemq_waiters_of_queue(qstate), InvalidOid, PG_INT32_MAX);
+	(void) idemq_waiters_wake(idemq_waiters_for_room(idemq_qstate_index(qstate)), InvalidOid,
+							  PG_INT32_MAX);
 }
 
 /* Wakes all waiters of a queue that was changed or dropped, and all waiters for results. */
@@ -412,7 +399,7 @@ idemq_wake_queue(QueueState *qstate, int32 queue_id)
 	qstate = idemq_qstate_current(qstate, queue_id);
 	if (qstate != NULL)
 		wake_all_of(qstate);
-	idemq_wake_for_results();
+	idemq_wake_for_results(MyDatabaseId);
 }
 
 /*
@@ -432,7 +419,7 @@ idemq_wake_database(Oid database, bool ready)
 		idemq_due_by(view.qstate, DUE_HANDLER, 0);
 		wake_all_of(view.qstate);
 	}
-	wake_result_waiters(database);
+	idemq_wake_for_results(database);
 }
 
 /* Notes a claim, which answers the signals so far. */
@@ -448,5 +435,5 @@ void
 idemq_wake_for_result(int64 job_id)
 {
 	IDEMQ_STOP("idemq_wake_for_result");
-	(void) idemq_waiters_wake(idemq_waiters_of_job(MyDatabaseId, job_id), PG_INT32_MAX);
+	(void) idemq_waiters_wake(idemq_waiters_of_job(MyDatabaseId, job_id), InvalidOid, PG_INT32_MAX);
 }
