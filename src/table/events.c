@@ -54,8 +54,8 @@
 #define ADVISORY_CLASS 0x6576
 
 /*
- * By their keys, whatever statistics say: an index of times, or one of jobs, has all events or waits
- * of all queues.
+ * By their keys, whatever statistics say: an index of times, or one of jobs, has all events or
+ * waits of all queues.
  */
 static SqlStatement find_event = {.few = true,
 								  .text = "SELECT payload FROM (SELECT payload, keep_until "
@@ -81,6 +81,14 @@ static SqlStatement answer_waits = {.few = true,
 										"answered_at = $4 WHERE job_id = ANY ($1) AND name = $2 "
 										"AND CASE state WHEN 'waiting' THEN true END",
 									.types = {INT8ARRAYOID, TEXTOID, JSONBOID, TIMESTAMPTZOID}};
+
+static SqlStatement end_wait = {.few = true,
+								.on_jobs = true,
+								.text = "UPDATE idemq.jobs j SET ready_at = $2 WHERE id = $1 "
+										"AND status = 'pending' AND ready_at > $2 "
+										"AND EXISTS (SELECT FROM idemq.steps s WHERE s.job_id = $1 "
+										"AND s.state = 'waiting' AND s.token = j.token)",
+								.types = {INT8OID, TIMESTAMPTZOID}};
 
 /*
  * Locks the name of an event to the end of the transaction: ExclusiveLock to send it,
@@ -158,4 +166,18 @@ idemq_waits_arrived(const EventName *event, const int64 *job_ids, int count, Dat
 				errmsg("jobs await event \"%s\", but this transaction cannot see them",
 					   TextDatumGetCString(event->name)),
 				errhint("Run the transaction again, or call idemq.send_event at READ COMMITTED."));
+}
+
+/*
+ * Follows a job that may be waiting for an event, and that SQL has moved to another queue, in the
+ * transaction that has moved it.  The job would not be told of events that are or were sent to its
+ * new queue, so it becomes ready, and asks again.  Its wait then belongs to the new queue, and ends
+ * at the same time as before (api/await_event.c).
+ */
+void
+idemq_event_wait_moved(int64 job_id)
+{
+	Datum values[] = {Int64GetDatum(job_id), TimestampTzGetDatum(idemq_wall_now())};
+
+	(void) idemq_spi_do(&end_wait, values, NULL);
 }

@@ -382,27 +382,3 @@ idemq_jobs_fetch_at(JobsTable *table, const TidHint *tid_hint, int64 id, Job *jo
 	job->root_tid = tid_hint->root_tid;
 	return job->id == id;
 }
-
-/*
- * Fetches the version of a scan's current entry (table/jobs_ready.c, table/jobs_by_id.c)
- * that the snapshot sees; false when it sees none.
- */
-bool
-idemq_jobs_scan_row(JobsTable *table, Job *job)
-{
-	MemoryContext old = MemoryContextSwitchTo(table->context);
-	bool found = idemq_jobs_fetch_entry(table, table->scan, job);
-
-	MemoryContextSwitchTo(old);
-	return found;
-}
-
-/* Ends a scan of one of these indexes; the row last fetched stays. */
-void
-idemq_jobs_scan_end(JobsTable *table)
-{
-	index_endscan(table->scan);
-	idemq_jobs_index_close(table, table->index);
-	table->scan = NULL;
-	table->index = NULL;
-}

@@ -66,7 +66,7 @@ flush(JobsBatch *batch)
 	old = MemoryContextSwitchTo(batch->context);
 	batch->table->written = true;
 	table_multi_insert(rel, batch->rows, batch->count, GetCurrentCommandId(true), 0, NULL);
-	idemq_jobs_index_insert_rows(rel, batch->rows, batch->count);
+	(void) idemq_jobs_index_insert_simple(rel, batch->rows, batch->count, NULL, UNIQUE_CHECK_YES);
 	for (int i = 0; i < batch->count; i++)
 	{
 		idemq_jobs_count_new(batch->rows[i]);

@@ -44,10 +44,16 @@ static const struct
 	[EDGES_BY_PARENT] = {"dependencies_parent", "(parent, (child + 0))", false, F_INT8EQ, 2},
 };
 
-/* Opens the index of a scan; raises 55000 without it. */
-static Relation
-open_index(Relation rel, DependencyIndex which)
+/*
+ * Opens a scan, which idemq_dependency_scan_from can begin any number of times.  Raises 55000 if
+ * its index is missing.
+ */
+void
+idemq_dependency_scan_open(DependencyScan *scan, DependencyIndex which, Snapshot snapshot)
 {
+	const ObjectOids *oids = idemq_oids();
+	Relation rel = table_open(indexes[which].of_children ? oids->children : oids->dependencies,
+							  AccessShareLock);
 	const char *name = indexes[which].name;
 	Oid oid = name == NULL ? compat_primary_key_index(rel)
 						   : get_relname_relid(name, RelationGetNamespace(rel));
@@ -63,21 +69,9 @@ open_index(Relation rel, DependencyIndex which)
 			errhint(
 				"Run REINDEX INDEX, or create the index with its definition from the installation "
 				"script."));
-	return index;
-}
-
-/* Opens a scan, which idemq_dependency_scan_from begins, any number of times. */
-void
-idemq_dependency_scan_open(DependencyScan *scan, DependencyIndex which, Snapshot snapshot)
-{
-	const ObjectOids *oids = idemq_oids();
-
 	scan->which = which;
-	scan->rel = table_open(indexes[which].of_children ? oids->children : oids->dependencies,
-						   AccessShareLock);
-	scan->index = open_index(scan->rel, which);
-	scan->slot = table_slot_create(scan->rel, NULL);
-	scan->scan = compat_index_beginscan(scan->rel, scan->index, snapshot, indexes[which].nkeys);
+	idemq_table_scan_open(&scan->table, rel, index, snapshot, indexes[which].nkeys);
+	scan->slot = scan->table.slot;
 }
 
 /*
@@ -93,14 +87,14 @@ idemq_dependency_scan_from(DependencyScan *scan, int64 of, int64 from)
 	ScanKeyInit(&keys[0], 1, BTEqualStrategyNumber, indexes[scan->which].equal,
 				is_queue ? Int32GetDatum((int32) of) : Int64GetDatum(of));
 	ScanKeyInit(&keys[1], 2, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(from));
-	index_rescan(scan->scan, keys, indexes[scan->which].nkeys, NULL, 0);
+	index_rescan(scan->table.scan, keys, indexes[scan->which].nkeys, NULL, 0);
 }
 
 /* Reads the next row, which is valid until the call after it; false when there is none. */
 bool
 idemq_dependency_scan_next(DependencyScan *scan)
 {
-	if (!index_getnext_slot(scan->scan, ForwardScanDirection, scan->slot))
+	if (!index_getnext_slot(scan->table.scan, ForwardScanDirection, scan->slot))
 		return false;
 	slot_getallattrs(scan->slot);
 	return true;
@@ -117,8 +111,5 @@ idemq_dependency_scan_int64(const DependencyScan *scan, int column)
 void
 idemq_dependency_scan_close(DependencyScan *scan)
 {
-	index_endscan(scan->scan);
-	ExecDropSingleTupleTableSlot(scan->slot);
-	index_close(scan->index, AccessShareLock);
-	table_close(scan->rel, AccessShareLock);
+	idemq_table_scan_close(&scan->table);
 }

@@ -14,8 +14,8 @@
  *
  * No plan depends on statistics: an edge is found by (child, parent) compared as a row, which only
  * the primary key can do, and the edges of a parent by (parent, child + 0), which only
- * dependencies_parent can.  With equality instead, and statistics from when the table was empty, the
- * planner takes either index for either, and reads the edges of all children.
+ * dependencies_parent can.  With equality instead, and statistics from when the table was empty,
+ * the planner takes either index for either, and reads the edges of all children.
  */
 #include "postgres.h"
 
@@ -60,6 +60,12 @@ static SqlStatement note_gone =
 	 .types = {INT8OID, TEXTOID}};
 static SqlStatement forget_all_dependencies = {
 	.text = "WITH edges AS (DELETE FROM idemq.dependencies) DELETE FROM idemq.children"};
+
+static SqlStatement move_child =
+	{.few = true,
+	 .text = "WITH edges AS (UPDATE idemq.dependencies SET queue_id = $2 WHERE child = $1) "
+			 "UPDATE idemq.children SET queue_id = $2 WHERE job_id = $1",
+	 .types = {INT8OID, INT4OID}};
 
 /* Whether this file writes: the triggers of its tables then have nothing to say. */
 static bool dependencies_writing = false;
@@ -167,4 +173,17 @@ idemq_dependency_all_gone(void)
 {
 	if (idemq_dependencies_exist())
 		(void) dependencies_write_run(&forget_all_dependencies, NULL);
+}
+
+/*
+ * Follows a job that may be a child, and that SQL has moved to another queue: the rows of a child
+ * name its queue, in which it is marked when its parents have ended.
+ */
+void
+idemq_dependency_child_moved(int64 job_id, int32 queue_id)
+{
+	Datum values[] = {Int64GetDatum(job_id), Int32GetDatum(queue_id)};
+
+	if (idemq_dependencies_exist())
+		(void) idemq_spi_do(&move_child, values, NULL);
 }

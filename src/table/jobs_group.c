@@ -40,7 +40,7 @@ static bool
 fetch(JobsTable *table, ScanKeyData *keys, int nkeys, Job *job)
 {
 	MemoryContext old = MemoryContextSwitchTo(table->context);
-	Relation index = index_open(idemq_jobs_index(table->rel, INDEX_GROUP), RowExclusiveLock);
+	Relation index = index_open(idemq_jobs_index(table->rel, INDEX_GROUP, false), RowExclusiveLock);
 	IndexScanDesc scan;
 	bool found;
 
@@ -124,21 +124,18 @@ idemq_jobs_group_next(JobsTable *table, int32 queue_id, const Datum *name, Job *
 	return fetch(table, keys, name == NULL ? 1 : 2, job);
 }
 
-/* Begins a scan of the jobs of a group that have a ready_at, from one to another. */
+/* Begins a scan of the jobs of a group whose ready_at is in a range, both ends included. */
 void
 idemq_jobs_group_scan_begin(JobsTable *table, int32 queue_id, Datum name, TimestampTz from,
 							TimestampTz until)
 {
-	MemoryContext old = MemoryContextSwitchTo(table->context);
 	ScanKeyData keys[4];
 
 	head_keys(keys, queue_id, name, from);
 	ScanKeyInit(&keys[3], GROUP_READY_AT, BTLessEqualStrategyNumber, F_TIMESTAMPTZ_LE,
 				TimestampTzGetDatum(until));
-	table->index = index_open(idemq_jobs_index(table->rel, INDEX_GROUP), RowExclusiveLock);
-	table->scan = compat_index_beginscan(table->rel, table->index, table->snapshot, lengthof(keys));
-	index_rescan(table->scan, keys, lengthof(keys), NULL, 0);
-	MemoryContextSwitchTo(old);
+	idemq_jobs_scan_open(table, idemq_jobs_index(table->rel, INDEX_GROUP, false), RowExclusiveLock,
+						 keys, lengthof(keys), false);
 }
 
 /* Fetches the next job of the scan, by ready_at; false at its end: call idemq_jobs_scan_end. */
@@ -159,7 +156,7 @@ int64
 idemq_jobs_group_count(JobsTable *table, int32 queue_id, Datum name, Snapshot snapshot, int64 most)
 {
 	MemoryContext old = MemoryContextSwitchTo(table->context);
-	Relation index = index_open(idemq_jobs_index(table->rel, INDEX_GROUP), RowExclusiveLock);
+	Relation index = index_open(idemq_jobs_index(table->rel, INDEX_GROUP, false), RowExclusiveLock);
 	TupleTableSlot *row = table_slot_create(table->rel, NULL);
 	Buffer visible = InvalidBuffer;
 	ScanKeyData keys[2];

@@ -175,9 +175,12 @@ is_own(const IndexShape *shape, JobsIndex which)
 		   shape->not_null == own->not_null && shape->is_null == own->is_null;
 }
 
-/* Returns the OID of a valid index of that kind, InvalidOid without one. */
-static Oid
-find_index(Relation rel, JobsIndex which)
+/*
+ * Returns the OID of a valid index of the locked table, of one of our kinds; raises 55000 if there
+ * is none, or returns InvalidOid if missing_ok.
+ */
+Oid
+idemq_jobs_index(Relation rel, JobsIndex which, bool missing_ok)
 {
 	List *indexes = RelationGetIndexList(rel);
 	Oid found = InvalidOid;
@@ -185,36 +188,23 @@ find_index(Relation rel, JobsIndex which)
 
 	foreach(lc, indexes)
 	{
-		if (is_own(index_shape(lfirst_oid(lc)), which))
-		{
-			/* A DROP waits for our lock of the table; only a scan needs the index's own lock. */
-			Relation index = RelationIdGetRelation(lfirst_oid(lc));
+		Relation index;
 
-			if (index == NULL)
-				continue;
-			if (index->rd_index->indisvalid)
-				found = lfirst_oid(lc);
-			RelationClose(index);
-		}
+		if (!is_own(index_shape(lfirst_oid(lc)), which))
+			continue;
+		/*
+		 * A drop of the index waits for our lock on the table; only a scan must lock the index
+		 * itself.
+		 */
+		index = RelationIdGetRelation(lfirst_oid(lc));
+		if (index == NULL)
+			continue;
+		if (index->rd_index->indisvalid)
+			found = lfirst_oid(lc);
+		RelationClose(index);
 	}
 	list_free(indexes);
-	return found;
-}
-
-/* Returns whether the locked table has a valid index of that kind. */
-bool
-idemq_jobs_has_index(Relation rel, JobsIndex which)
-{
-	return OidIsValid(find_index(rel, which));
-}
-
-/* Returns the OID of a valid index of that kind of the locked table; raises 55000 without one. */
-Oid
-idemq_jobs_index(Relation rel, JobsIndex which)
-{
-	Oid found = find_index(rel, which);
-
-	if (!OidIsValid(found))
+	if (!OidIsValid(found) && !missing_ok)
 		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				errmsg("table \"idemq.jobs\" has no valid %s", own_indexes[which].name),
 				errhint("Run CREATE %s.", own_indexes[which].definition));
@@ -222,8 +212,8 @@ idemq_jobs_index(Relation rel, JobsIndex which)
 }
 
 /*
- * Writes one entry into an open index; the predicate holds.  Returns false when
- * UNIQUE_CHECK_PARTIAL finds that it may be there already.
+ * Writes one entry into an open index whose predicate the caller has checked.  Returns false if
+ * check is UNIQUE_CHECK_PARTIAL, and an entry with this key may exist already.
  */
 static bool
 insert_entry(Relation rel, Relation index, const IndexShape *shape, TupleTableSlot *row,
@@ -298,9 +288,9 @@ idemq_jobs_indexes_are_simple(Relation rel)
 	return simple;
 }
 
-/* Returns whether an index has entries for rows like this: its predicate holds. */
+/* Returns whether an index has an entry for a row, because its predicate holds. */
 static bool
-jobs_index_has_entry(const IndexShape *shape, const TupleTableSlot *row)
+predicate_holds(const IndexShape *shape, const TupleTableSlot *row)
 {
 	for (uint32 left = shape->not_null | shape->is_null; left != 0; left &= left - 1)
 	{
@@ -314,44 +304,52 @@ jobs_index_has_entry(const IndexShape *shape, const TupleTableSlot *row)
 }
 
 /*
- * Writes the entries of rows into simple indexes, those of keys or all others, one index after
- * the other.  Returns false, with the rest not written, when a key may be taken.
+ * Writes the entries of rows into all indexes of the table, which must be simple, one index after
+ * the other.  The index of keys comes first, and uses check_key for the uniqueness of keys; the
+ * other unique indexes raise 23505.  Returns false, without writing to the other indexes, if
+ * check_key is UNIQUE_CHECK_PARTIAL and another row has the key, or may have it.  changed: the
+ * columns that an update has set, or NULL for inserts.
  */
-static bool
-insert_entries(Relation rel, TupleTableSlot **rows, int count, const uint32 *changed, bool keys,
-			   IndexUniqueCheck check)
+bool
+idemq_jobs_index_insert_simple(Relation rel, TupleTableSlot **rows, int count,
+							   const uint32 *changed, IndexUniqueCheck check_key)
 {
 	List *indexes = RelationGetIndexList(rel);
 	bool unique = true;
-	ListCell *lc;
 
-	foreach(lc, indexes)
+	for (int pass = 0; pass < 2 && unique; pass++)
 	{
-		IndexShape shape = *index_shape(lfirst_oid(lc));
-		Relation index = NULL;
+		ListCell *lc;
 
-		if (is_own(&shape, INDEX_KEY) != keys)
-			continue;
-		for (int i = 0; unique && i < count; i++)
+		foreach(lc, indexes)
 		{
-			if (!jobs_index_has_entry(&shape, rows[i]))
+			IndexShape shape = *index_shape(lfirst_oid(lc));
+			Relation index = NULL;
+
+			if (is_own(&shape, INDEX_KEY) != (pass == 0))
 				continue;
-			if (index == NULL)
-				index = index_open(shape.oid, RowExclusiveLock);
-			unique = insert_entry(rel, index, &shape, rows[i], changed, check);
+			for (int i = 0; unique && i < count; i++)
+			{
+				if (!predicate_holds(&shape, rows[i]))
+					continue;
+				if (index == NULL)
+					index = index_open(shape.oid, RowExclusiveLock);
+				unique = insert_entry(rel, index, &shape, rows[i], changed,
+									  pass == 0 ? check_key : UNIQUE_CHECK_YES);
+			}
+			if (index != NULL)
+				index_close(index, NoLock);
 		}
-		if (index != NULL)
-			index_close(index, NoLock);
 	}
 	list_free(indexes);
 	return unique;
 }
 
 /*
- * Writes the index entries of a new row version.  changed: the columns that an
- * update set, NULL for an insert.  only_summarizing: the update was HOT except
- * for indexes that summarize blocks (PostgreSQL 16 and later).  Raises 23505 and
- * waits as any INSERT does.
+ * Writes the index entries of a new row version, through the executor if necessary.  changed: the
+ * columns that an update has set, or NULL for an insert.  only_summarizing: the update was HOT
+ * except for indexes that summarize blocks (PostgreSQL 16 and later).  Raises 23505, and waits,
+ * like any INSERT.
  */
 void
 idemq_jobs_index_insert(Relation rel, TupleTableSlot *row, const uint32 *changed,
@@ -360,47 +358,5 @@ idemq_jobs_index_insert(Relation rel, TupleTableSlot *row, const uint32 *changed
 	if (only_summarizing || !idemq_jobs_indexes_are_simple(rel))
 		insert_by_executor(rel, row, changed, only_summarizing);
 	else
-	{
-		(void) insert_entries(rel, &row, 1, changed, true, UNIQUE_CHECK_YES);
-		(void) insert_entries(rel, &row, 1, changed, false, UNIQUE_CHECK_YES);
-	}
-}
-
-/*
- * Like idemq_jobs_index_insert, for a row that is inserted speculatively, with
- * simple indexes.  The index of keys comes first: returns false, without waiting,
- * when another row has the key, or may have it.
- */
-bool
-idemq_jobs_index_insert_keyed(Relation rel, TupleTableSlot *row)
-{
-	IDEMQ_STOP("idemq_jobs_index_insert_keyed");
-	return insert_entries(rel, &row, 1, NULL, true, UNIQUE_CHECK_PARTIAL) &&
-		   insert_entries(rel, &row, 1, NULL, false, UNIQUE_CHECK_YES);
-}
-
-/*
- * Like idemq_jobs_index_insert, for many inserted rows, with simple indexes: one index
- * after the other.
- */
-void
-idemq_jobs_index_insert_rows(Relation rel, TupleTableSlot **rows, int count)
-{
-	(void) insert_entries(rel, rows, count, NULL, true, UNIQUE_CHECK_YES);
-	(void) insert_entries(rel, rows, count, NULL, false, UNIQUE_CHECK_YES);
-}
-
-/*
- * Like idemq_jobs_index_insert, for an inserted row whose key this transaction has just taken
- * from another row (see table/jobs_key.c).  predecessor is what that row's entry names: behind it
- * the key's entry needs no check.
- */
-void
-idemq_jobs_index_insert_successor(Relation rel, TupleTableSlot *row,
-								  const ItemPointerData *predecessor)
-{
-	bool behind = ItemPointerCompare(&row->tts_tid, unconstify(ItemPointerData *, predecessor)) > 0;
-
-	(void) insert_entries(rel, &row, 1, NULL, true, behind ? UNIQUE_CHECK_NO : UNIQUE_CHECK_YES);
-	(void) insert_entries(rel, &row, 1, NULL, false, UNIQUE_CHECK_YES);
+		(void) idemq_jobs_index_insert_simple(rel, &row, 1, changed, UNIQUE_CHECK_YES);
 }

@@ -77,7 +77,7 @@ bool
 idemq_jobs_find_key(JobsTable *table, int32 queue_id, Datum key, Job *job)
 {
 	MemoryContext old = MemoryContextSwitchTo(table->context);
-	Relation index = index_open(idemq_jobs_index(table->rel, INDEX_KEY), RowExclusiveLock);
+	Relation index = index_open(idemq_jobs_index(table->rel, INDEX_KEY, false), RowExclusiveLock);
 	IndexScanDesc scan = begin_scan(table, index, table->snapshot, queue_id, key);
 	bool found = false;
 
@@ -99,7 +99,7 @@ find_duplicate(JobsTable *table, int32 queue_id, Datum key, bool changes, Transa
 			   uint32 *token)
 {
 	MemoryContext old = MemoryContextSwitchTo(table->context);
-	Relation index = index_open(idemq_jobs_index(table->rel, INDEX_KEY), RowExclusiveLock);
+	Relation index = index_open(idemq_jobs_index(table->rel, INDEX_KEY, false), RowExclusiveLock);
 	TupleTableSlot *row = table_slot_create(table->rel, NULL);
 	SnapshotData dirty;
 	IndexScanDesc scan;
@@ -179,7 +179,10 @@ idemq_jobs_insert_keyed(JobsTable *table, JobChange *columns, JobWait wait)
 	token = SpeculativeInsertionLockAcquire(xid);
 	table_tuple_insert_speculative(table->rel, table->new_row, GetCurrentCommandId(true), 0, NULL,
 								   token);
-	mine = idemq_jobs_index_insert_keyed(table->rel, table->new_row);
+	IDEMQ_STOP("idemq_jobs_index_insert_keyed");
+	/* Returns false, without waiting, if another row has the key, or may have it. */
+	mine =
+		idemq_jobs_index_insert_simple(table->rel, &table->new_row, 1, NULL, UNIQUE_CHECK_PARTIAL);
 	IDEMQ_STOP("before_confirm");
 	table_tuple_complete_speculative(table->rel, table->new_row, token, mine);
 	IDEMQ_STOP("after_confirm");
@@ -199,12 +202,18 @@ idemq_jobs_insert_keyed(JobsTable *table, JobChange *columns, JobWait wait)
 bool
 idemq_jobs_insert_successor(JobsTable *table, JobChange *columns, const Job *taken_from)
 {
+	bool follows;
+
 	table->written = true;
 	if (!table->simple || !idemq_jobs_indexes_are_simple(table->rel))
 		return idemq_jobs_insert_sql(table, columns);
 	idemq_jobs_fill_row(table, columns);
 	table_tuple_insert(table->rel, table->new_row, GetCurrentCommandId(true), 0, NULL);
-	idemq_jobs_index_insert_successor(table->rel, table->new_row, &taken_from->root_tid);
+	/* The entry needs no check if it comes after the entry of the other row. */
+	follows = ItemPointerCompare(&table->new_row->tts_tid,
+								 unconstify(ItemPointerData *, &taken_from->root_tid)) > 0;
+	(void) idemq_jobs_index_insert_simple(table->rel, &table->new_row, 1, NULL,
+										  follows ? UNIQUE_CHECK_NO : UNIQUE_CHECK_YES);
 	idemq_jobs_count_new(table->new_row);
 	return true;
 }

@@ -38,43 +38,37 @@ static SqlStatement forget_steps = {.few = true,
 									.text = "DELETE FROM idemq.steps WHERE job_id = ANY ($1)",
 									.types = {INT8ARRAYOID}};
 
-/* Returns whether a job has a step that is committed, or this transaction's, by primary key. */
-static bool
-has_row(Relation rel, int64 job_id)
-{
-	Relation index = index_open(compat_primary_key_index(rel), AccessShareLock);
-	IndexScanDesc scan = compat_index_beginscan(rel, index, SnapshotSelf, 1);
-	TupleTableSlot *row = table_slot_create(rel, NULL);
-	ScanKeyData key;
-	bool found;
-
-	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(job_id));
-	index_rescan(scan, &key, 1, NULL, 0);
-	found = index_getnext_slot(scan, ForwardScanDirection, row);
-	index_endscan(scan);
-	ExecDropSingleTupleTableSlot(row);
-	index_close(index, AccessShareLock);
-	return found;
-}
-
 /*
- * Returns whether there may be steps, of a job or, with 0, of any.  The caller holds the row
- * of that job, or has deleted it, so that no other session begins a step of it meanwhile.
+ * Returns whether there may be steps of a job, or, if job_id is 0, of any job.  The caller holds
+ * the row of that job, or has deleted it, so no other session can begin a step of it in the
+ * meantime.
  */
 static bool
 any_step(int64 job_id)
 {
 	Oid oid = idemq_oids()->steps;
+	Oid index;
 	Relation rel;
+	TableScan scan;
+	ScanKeyData key;
 	bool found;
 
-	if (!OidIsValid(oid)) /* CREATE EXTENSION has not come to it yet */
+	if (!OidIsValid(oid)) /* CREATE EXTENSION is still running and has not created the table yet */
 		return false;
 	rel = table_open(oid, AccessShareLock);
 	found = RelationGetNumberOfBlocks(rel) > 0;
-	if (found && job_id != 0 && OidIsValid(compat_primary_key_index(rel)))
-		found = has_row(rel, job_id);
-	table_close(rel, AccessShareLock);
+	index = compat_primary_key_index(rel);
+	if (!found || job_id == 0 || !OidIsValid(index))
+	{
+		table_close(rel, AccessShareLock);
+		return found;
+	}
+	/* A step that is committed, or that this transaction has written. */
+	idemq_table_scan_open(&scan, rel, index_open(index, AccessShareLock), SnapshotSelf, 1);
+	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(job_id));
+	index_rescan(scan.scan, &key, 1, NULL, 0);
+	found = index_getnext_slot(scan.scan, ForwardScanDirection, scan.slot);
+	idemq_table_scan_close(&scan);
 	return found;
 }
 

@@ -82,8 +82,14 @@ job_columns(void)
 	return JOB_COLUMNS == JOB_COLUMNS_OLDEST ? JOB_COLUMNS : idemq_jobs_columns;
 }
 
-/* A scan of idemq.paused_groups (table/jobs_paused.c). */
-typedef struct PauseScan PauseScan;
+/* A scan of a table other than idemq.jobs, by an index (table/jobs_scan.c). */
+typedef struct TableScan
+{
+	Relation rel;
+	Relation index;
+	IndexScanDesc scan;
+	TupleTableSlot *slot;
+} TableScan;
 
 /* The table, open for one call; see table/jobs.c. */
 typedef struct JobsTable
@@ -103,7 +109,8 @@ typedef struct JobsTable
 	IndexScanDesc by_id;
 	Relation index; /* of ready jobs, or of all by id; with its scan, while one is open */
 	IndexScanDesc scan;
-	PauseScan *pauses; /* under this snapshot, from the first lookup on; NULL: none */
+	TableScan *
+		pauses; /* of idemq.paused_groups, under this snapshot, from the first lookup on; NULL: none */
 } JobsTable;
 
 /*
@@ -248,8 +255,6 @@ extern TidHint idemq_jobs_tid_hint(const JobsTable *table, const Job *job);
 extern bool idemq_jobs_fetch_at(JobsTable *table, const TidHint *tid_hint, int64 id, Job *job);
 extern void idemq_jobs_decode(TupleTableSlot *row, Job *job);
 extern bool idemq_jobs_fetch_entry(JobsTable *table, IndexScanDesc scan, Job *job);
-extern bool idemq_jobs_scan_row(JobsTable *table, Job *job);
-extern void idemq_jobs_scan_end(JobsTable *table);
 
 /*
  * attempt_history.c
@@ -358,6 +363,7 @@ typedef struct EventWait
 extern EventWait *idemq_waits_for(const EventName *event, int *count);
 extern void idemq_waits_arrived(const EventName *event, const int64 *job_ids, int count,
 								Datum payload);
+extern void idemq_event_wait_moved(int64 job_id);
 
 /*
  * jobs_steps.c
@@ -403,10 +409,8 @@ enum
 typedef struct DependencyScan
 {
 	DependencyIndex which;
-	Relation rel;
-	Relation index;
-	IndexScanDesc scan;
-	TupleTableSlot *slot;
+	TableScan table;
+	TupleTableSlot *slot; /* table.slot: the current row */
 } DependencyScan;
 
 extern void idemq_dependency_scan_open(DependencyScan *scan, DependencyIndex which,
@@ -530,14 +534,7 @@ extern void idemq_dependency_released(const int64 *children, const int64 *tokens
 extern void idemq_dependency_forget(const int64 *job_ids, int count);
 extern void idemq_dependency_row_gone(int64 job_id, JobStatus status);
 extern void idemq_dependency_all_gone(void);
-
-/*
- * jobs_moved.c
- *		A job that SQL has moved to another queue.
- */
-
-extern void idemq_jobs_moved_child(int64 job_id, int32 queue_id);
-extern void idemq_jobs_moved_event_wait(int64 job_id);
+extern void idemq_dependency_child_moved(int64 job_id, int32 queue_id);
 
 /*
  * audit_log.c
@@ -629,15 +626,12 @@ typedef enum JobsIndex
 } JobsIndex;
 
 extern void idemq_jobs_index_install(void);
-extern bool idemq_jobs_has_index(Relation rel, JobsIndex which);
-extern Oid idemq_jobs_index(Relation rel, JobsIndex which);
+extern Oid idemq_jobs_index(Relation rel, JobsIndex which, bool missing_ok);
 extern void idemq_jobs_index_insert(Relation rel, TupleTableSlot *row, const uint32 *changed,
 									bool only_summarizing);
-extern void idemq_jobs_index_insert_rows(Relation rel, TupleTableSlot **rows, int count);
+extern bool idemq_jobs_index_insert_simple(Relation rel, TupleTableSlot **rows, int count,
+										   const uint32 *changed, IndexUniqueCheck check_key);
 extern bool idemq_jobs_indexes_are_simple(Relation rel);
-extern bool idemq_jobs_index_insert_keyed(Relation rel, TupleTableSlot *row);
-extern void idemq_jobs_index_insert_successor(Relation rel, TupleTableSlot *row,
-											  const ItemPointerData *predecessor);
 
 /*
  * jobs_sql.c
@@ -677,16 +671,26 @@ extern bool idemq_jobs_is_mine(const Job *job);
 extern int idemq_transaction_pid(TransactionId xid);
 
 /*
- * jobs_ready.c
- *		Scans of the ready index: the jobs of one queue and priority in the order
- *		in which they are claimed.
+ * jobs_scan.c
+ *		Scans of idemq.jobs by an index: the ready jobs of one queue and priority in the order in
+ *		which they are claimed; all jobs in the order of their ids.
  */
 
+extern void idemq_jobs_scan_open(JobsTable *table, Oid index, LOCKMODE mode, ScanKeyData *keys,
+								 int nkeys, bool entries);
+extern bool idemq_jobs_scan_row(JobsTable *table, Job *job);
+extern void idemq_jobs_scan_end(JobsTable *table);
 extern ReadyKey idemq_jobs_scan_limit(ReadyKey from, ReadyKey bound);
-extern ItemPointerData idemq_jobs_scan_tid(const JobsTable *table);
 extern void idemq_jobs_scan_begin(JobsTable *table, int32 queue_id, int priority, ReadyKey from,
 								  ReadyKey until);
 extern bool idemq_jobs_scan_next(JobsTable *table, ReadyKey *key);
+extern ItemPointerData idemq_jobs_scan_tid(const JobsTable *table);
+extern void idemq_jobs_ids_begin(JobsTable *table, int64 from, int64 until);
+extern bool idemq_jobs_ids_next(JobsTable *table, int64 *id);
+extern bool idemq_jobs_ids_in_doubt(JobsTable *table, Job *job);
+extern void idemq_table_scan_open(TableScan *scan, Relation rel, Relation index, Snapshot snapshot,
+								  int nkeys);
+extern void idemq_table_scan_close(TableScan *scan);
 
 /*
  * jobs_version.c
@@ -731,15 +735,6 @@ extern void idemq_jobs_id_install(void);
 
 extern bool idemq_shard_set(int32 shard, int32 shards);
 extern void idemq_shard_assert(int32 shard, int32 shards);
-
-/*
- * jobs_by_id.c
- *		Scans of the primary key: all jobs, in the order of their ids.
- */
-
-extern void idemq_jobs_ids_begin(JobsTable *table, int64 from, int64 until);
-extern bool idemq_jobs_ids_next(JobsTable *table, int64 *id);
-extern bool idemq_jobs_ids_in_doubt(JobsTable *table, Job *job);
 
 /*
  * jobs_group.c
