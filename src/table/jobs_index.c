@@ -1,16 +1,16 @@
 /*
  * table/jobs_index.c
- *		Index entries of idemq.jobs for rows written by direct access.
+ *		The indexes of idemq.jobs, and their entries for rows that are written without the executor.
  *
- * idemq's own indexes are b-trees on plain columns whose predicates say only
- * which columns are (not) NULL.  Such an index, ours or a user's, needs no
- * executor: its predicate is two bit masks here.  When the table has any other
- * index, all of them are maintained by ExecInsertIndexTuples.
+ * idemq's own indexes are b-trees on plain columns, whose predicates only say which columns are
+ * NULL or not NULL.  Such an index, ours or a user's, is simple: it does not need the executor, and
+ * its predicate is two bit masks here.  If the table has any other index, ExecInsertIndexTuples
+ * maintains all of them.
  *
- * The list of indexes and their state come from the relcache at every call, so
- * that CREATE INDEX and REINDEX CONCURRENTLY see their entries written.  What
- * is remembered is only the shape of an index by its OID: a definition cannot
- * change, and any invalidation of the index forgets it.
+ * The list of indexes and their states come from the relcache in every call, so entries are also
+ * written to indexes that CREATE INDEX or REINDEX CONCURRENTLY is building.  Only the shape of an
+ * index is remembered, by its OID: a definition cannot change, and an invalidation of the index
+ * makes the session forget it.
  */
 #include "postgres.h"
 
@@ -35,19 +35,19 @@
 typedef struct IndexShape
 {
 	Oid oid;
-	bool simple; /* the rest holds */
+	bool simple; /* otherwise, the fields below are meaningless */
 	bool unique;
 	int nkeys;
 	AttrNumber keys[MAX_KEYS];
 	uint32 key_columns; /* COLUMN_BITs */
-	uint32 not_null;	/* the predicate: these are not NULL, */
-	uint32 is_null;		/* and these are */
+	uint32 not_null;	/* its predicate: these columns are not NULL, */
+	uint32 is_null;		/* and these are NULL */
 } IndexShape;
 
 static IndexShape shapes[MAX_SHAPES];
 static int nshapes = 0;
 
-/* Adds a predicate's clause to the masks; false when it is not a plain NULL test. */
+/* Adds a clause of a predicate to the masks; returns false if it is not a NULL test of a column. */
 static bool
 add_clause(IndexShape *shape, Node *clause)
 {
@@ -66,7 +66,7 @@ add_clause(IndexShape *shape, Node *clause)
 	return true;
 }
 
-/* Returns whether an index can do without the executor, and fills its shape if so. */
+/* Returns whether an index is simple; if so, sets its shape. */
 static bool
 read_shape(Relation index, IndexShape *shape)
 {
@@ -136,7 +136,7 @@ idemq_jobs_index_install(void)
 	CacheRegisterRelcacheCallback(forget_shapes, (Datum) 0);
 }
 
-/* idemq's own indexes beside the primary key. */
+/* idemq's own indexes, without the primary key. */
 static const struct
 {
 	IndexShape shape;
@@ -164,7 +164,7 @@ static const struct
 					 "WHERE group_key IS NOT NULL AND finished_at IS NULL"},
 };
 
-/* Returns whether an index can be that one of ours. */
+/* Returns whether an index can serve as that index of ours. */
 static bool
 is_own(const IndexShape *shape, JobsIndex which)
 {
@@ -219,7 +219,9 @@ static bool
 insert_entry(Relation rel, Relation index, const IndexShape *shape, TupleTableSlot *row,
 			 const uint32 *changed, IndexUniqueCheck check)
 {
-	/* A b-tree does not read it; an access method that did would find no node there. */
+	/*
+	 * A b-tree does not read it; another access method would fail because it is not a valid node.
+	 */
 	static IndexInfo *unused_info = NULL;
 	Datum values[INDEX_MAX_KEYS];
 	bool isnull[INDEX_MAX_KEYS];
@@ -228,11 +230,13 @@ insert_entry(Relation rel, Relation index, const IndexShape *shape, TupleTableSl
 
 	if (!index->rd_index->indisready)
 		return true;
-	/* An index that is being built may not have the entry that makes the check needless. */
+	/*
+	 * An index that is still being built may lack the entry because of which no check is necessary.
+	 */
 	if (check == UNIQUE_CHECK_NO && !index->rd_index->indisvalid)
 		check = UNIQUE_CHECK_YES;
 
-	/* The old version has an entry with this key in the same index: nobody could take it. */
+	/* The old version has an entry with this key in the index, so no other row can have it. */
 	if (unchanged && (*changed & (shape->not_null | shape->is_null)) == 0 &&
 		index->rd_index->indisvalid)
 		check = UNIQUE_CHECK_NO;
@@ -247,11 +251,11 @@ insert_entry(Relation rel, Relation index, const IndexShape *shape, TupleTableSl
 	}
 	unique = index_insert(index, values, isnull, &row->tts_tid, rel,
 						  shape->unique ? check : UNIQUE_CHECK_NO, unchanged, unused_info);
-	/* The answer means something for that check alone. */
+	/* For other checks, the result of index_insert is meaningless. */
 	return unique || !shape->unique || check != UNIQUE_CHECK_PARTIAL;
 }
 
-/* Writes the entries of all indexes, whatever they are, through the executor. */
+/* Writes the entries of all indexes through the executor. */
 static void
 insert_by_executor(Relation rel, TupleTableSlot *row, const uint32 *changed, bool only_summarizing)
 {
