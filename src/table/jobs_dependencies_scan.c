@@ -1,17 +1,18 @@
 /*
  * table/jobs_dependencies_scan.c
- *		Scans of idemq.dependencies and idemq.children, by direct access to their indexes.
+ *		Scans of idemq.dependencies and idemq.children by an index.
  *
  * Each scan reads the rows of one child, one parent or one queue, from an id on, in the order of
- * the other id.  The index is chosen here and not by the planner: with statistics of tables that
- * were empty when they were analyzed all indexes of a table seem to cost the same, and a scan that
- * takes the wrong one reads the rows of all children, for each child.
+ * the other id.  The index is chosen here, and not by the planner.  If the statistics are from a
+ * time when the tables were empty, all indexes of a table seem to cost the same, and with the wrong
+ * one, each scan would read the rows of all children.
  *
- * The snapshot is the caller's.  A row that another transaction has changed is read as the snapshot
- * shows it.  Users' triggers and further indexes do not matter, since nothing is written here.
+ * The snapshot is the caller's.  If another transaction has changed a row, the scan reads the
+ * version that the snapshot shows.  User's triggers and further indexes do not matter, because
+ * nothing is written here.
  *
- * Locks: AccessShareLock on table and index, until the end of the scan.  A scan begins and ends
- * within one call.
+ * Locks: AccessShareLock on the table and the index, until the end of the scan.  A scan begins and
+ * ends in one call.
  */
 #include "postgres.h"
 
@@ -28,7 +29,7 @@
 #include "base/compat.h"
 #include "table/table.h"
 
-/* An index without a name is the primary key.  Each is searched by equality of its first column. */
+/* An index without a name is the primary key.  Scans require equality of the first column. */
 static const struct
 {
 	const char *name;
@@ -75,8 +76,8 @@ idemq_dependency_scan_open(DependencyScan *scan, DependencyIndex which, Snapshot
 }
 
 /*
- * Begins with the rows of a child, a parent or a queue, depending on the index: those whose other
- * id is from, or greater.
+ * Begins with the rows of a child, a parent or a queue (depending on the index) whose other id is
+ * at least from.
  */
 void
 idemq_dependency_scan_from(DependencyScan *scan, int64 of, int64 from)
@@ -90,7 +91,7 @@ idemq_dependency_scan_from(DependencyScan *scan, int64 of, int64 from)
 	index_rescan(scan->table.scan, keys, indexes[scan->which].nkeys, NULL, 0);
 }
 
-/* Reads the next row, which is valid until the call after it; false when there is none. */
+/* Reads the next row, which is valid until the next call; returns false if there is none. */
 bool
 idemq_dependency_scan_next(DependencyScan *scan)
 {

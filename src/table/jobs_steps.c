@@ -1,11 +1,13 @@
 /*
  * table/jobs_steps.c
- *		All steps of a job: made void, or deleted.
+ *		Deletes all steps of a job, or marks them void.
  *
- * A commit in a queue that keeps nothing deletes its job.  Whether the job has steps is then
- * looked up in the index, and not at all while the table is empty.  The caller has deleted or
- * written the job's row before, and a session that writes a step holds that row
- * (table/steps.c).  So the answer does not change, and no lock on a step is met.
+ * A commit in a queue that keeps nothing deletes its job.  Whether the job has steps is then looked
+ * up by direct access to the index, or not at all while the table is empty.  The caller has deleted
+ * or written the job's row before, and a session that writes a step holds that row (steps.c).  So
+ * the result does not change, and no step is locked.
+ *
+ * Locks: AccessShareLock on the table and its index during the lookup.
  */
 #include "postgres.h"
 
@@ -72,7 +74,7 @@ any_step(int64 job_id)
 	return found;
 }
 
-/* Makes the steps of a job void: its row has got another payload, and they are of the old one. */
+/* Marks the steps of a job as void, because they belong to an earlier payload. */
 void
 idemq_steps_void(int64 job_id)
 {
