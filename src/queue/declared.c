@@ -52,13 +52,13 @@
 	"coalesce(jsonb_object_agg(name, value), '{}') FROM (VALUES %s) v (name, is_named, value) "    \
 	"WHERE is_named) WHERE queue_id = $1"
 
-static const SqlField difference_fields[] = {SQL_FIELD(DeclaredDifference, is_new),
-											 SQL_FIELD(DeclaredDifference, differs),
-											 SQL_FIELD(DeclaredDifference, new_names),
-											 SQL_FIELD(DeclaredDifference, kept_names),
-											 SQL_FIELD(DeclaredDifference, kept_details)};
+static const SqlField declared_fields[] = {SQL_FIELD(DeclaredDifference, is_new),
+										   SQL_FIELD(DeclaredDifference, differs),
+										   SQL_FIELD(DeclaredDifference, new_names),
+										   SQL_FIELD(DeclaredDifference, kept_names),
+										   SQL_FIELD(DeclaredDifference, kept_details)};
 
-/* Made by build_statements, for so many settings. */
+/* Made by declared_build, for so many settings. */
 static SqlStatement compare_declared = {.few = true, .types = {INT4OID}};
 static SqlStatement store_declared = {.latest = true, .types = {INT4OID}};
 static int built_for = 0;
@@ -105,7 +105,7 @@ add_setting(int i, StringInfo compared, StringInfo stored)
 
 /* Makes the text of the statements, at their first use. */
 static void
-build_statements(int nsettings)
+declared_build(int nsettings)
 {
 	StringInfoData compared;
 	StringInfoData stored;
@@ -154,13 +154,13 @@ idemq_declared_compare(FunctionCallInfo settings, int32 queue_id, DeclaredDiffer
 	SqlScope scope;
 	bool found;
 
-	build_statements(setting_count(settings));
+	declared_build(setting_count(settings));
 	statement_arguments(settings, queue_id, values, nulls);
 	memset(difference, 0, sizeof(*difference));
 	idemq_spi_begin(&scope);
 	found = idemq_spi_query_latest(&compare_declared, values, nulls) > 0;
 	if (found)
-		idemq_spi_read(0, difference_fields, difference, caller);
+		idemq_spi_read(0, declared_fields, difference, caller);
 	idemq_spi_end(&scope);
 	return found;
 }
@@ -172,7 +172,7 @@ idemq_declared_store(FunctionCallInfo settings, int32 queue_id)
 	Datum values[SQL_MAX_ARGS];
 	char nulls[SQL_MAX_ARGS];
 
-	build_statements(setting_count(settings));
+	declared_build(setting_count(settings));
 	statement_arguments(settings, queue_id, values, nulls);
 	(void) idemq_spi_do(&store_declared, values, nulls);
 }

@@ -164,7 +164,7 @@ empty_entry(int32 id)
 
 /* Reads the queue with an id, or all queues if id is 0, into empty entries, under one snapshot. */
 static void
-read_rows(int32 id)
+read_queues(int32 id)
 {
 	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
 	Datum range[] = {Int32GetDatum(id == 0 ? PG_INT32_MIN : id),
@@ -235,7 +235,7 @@ queue_cache_find(int32 id)
 
 		idemq_spi_begin(&scope);
 		cached = empty_entry(id);
-		read_rows(id);
+		read_queues(id);
 		idemq_spi_end(&scope);
 		cached->version = version;
 		idemq_worker_announce_use();
@@ -312,7 +312,7 @@ read_listed(void)
 	hash_seq_init(&seq, cache);
 	while ((cached = hash_seq_search(&seq)) != NULL)
 		(void) empty_entry(cached->id);
-	read_rows(0);
+	read_queues(0);
 	idemq_spi_end(&scope);
 	for (int i = 0; i < nlisted; i++)
 	{

@@ -33,13 +33,13 @@ typedef struct StatusCount
 	int64 jobs;
 } StatusCount;
 
-static SqlStatement count_jobs =
+static SqlStatement count_by_status =
 	{.fields = (const SqlField[]){SQL_FIELD(StatusCount, queue_id), SQL_FIELD(StatusCount, status),
 								  SQL_FIELD(StatusCount, jobs)},
 	 .text = "SELECT queue_id, status, count(*) FROM idemq.jobs GROUP BY queue_id, status "
 			 "ORDER BY queue_id"};
 
-/* Reads the rows of count_jobs into an array, allocated in a context, in the order of queue_id. */
+/* Reads the rows of count_by_status into an array, allocated in a context, in the order of queue_id. */
 static QueueCount *
 read_counts(uint64 rows, MemoryContext context, int *ncounts)
 {
@@ -50,7 +50,7 @@ read_counts(uint64 rows, MemoryContext context, int *ncounts)
 	{
 		StatusCount row;
 
-		idemq_spi_read(i, count_jobs.fields, &row, context);
+		idemq_spi_read(i, count_by_status.fields, &row, context);
 		if (n == 0 || counts[n - 1].queue_id != row.queue_id)
 		{
 			memset(&counts[n], 0, sizeof(QueueCount));
@@ -76,7 +76,7 @@ idemq_queue_counts_by_sql(int *ncounts)
 	SqlScope scope;
 
 	idemq_spi_begin(&scope);
-	counts = read_counts(idemq_spi_query_latest(&count_jobs, NULL, NULL), caller, ncounts);
+	counts = read_counts(idemq_spi_query_latest(&count_by_status, NULL, NULL), caller, ncounts);
 	idemq_spi_end(&scope);
 	return counts;
 }
@@ -104,7 +104,7 @@ idemq_queue_counts_try(int64 *jobs)
 	start = idemq_counters_begin_count(&snapshot);
 	if (start == COUNT_BEGUN)
 	{
-		uint64 rows = idemq_spi_query_at(&count_jobs, NULL, NULL, snapshot);
+		uint64 rows = idemq_spi_query_at(&count_by_status, NULL, NULL, snapshot);
 		int ncounts;
 		QueueCount *counts = read_counts(rows, CurrentMemoryContext, &ncounts);
 

@@ -61,18 +61,18 @@ static const char *const none_values[] = {[SETTING_LIMIT] = "0",
 										  [SETTING_QUEUE] = "''",
 										  [SETTING_BOOL] = NULL};
 
-static const SqlField fields[] = {SQL_FIELD(QueueInfo, id),
-								  SQL_FIELD(QueueInfo, name),
-								  SQL_FIELD(QueueInfo, paused),
-								  SQL_FIELD(QueueInfo, paused_until),
-								  SQL_FIELD(QueueInfo, created_at),
-								  SQL_FIELD(QueueInfo, has_paused_groups),
-								  SQL_FIELD(QueueInfo, group_pauses_end),
-								  SQL_FIELD(QueueInfo, dead_letter_role),
-								  SQL_FIELD(QueueInfo, dead_letter_role_oid),
-								  SQL_FIELD(QueueInfo, held_until),
-								  SQL_FIELD(QueueInfo, has_group_holds),
-								  QUEUE_SETTINGS(SETTING_FIELD)};
+static const SqlField queue_fields[] = {SQL_FIELD(QueueInfo, id),
+										SQL_FIELD(QueueInfo, name),
+										SQL_FIELD(QueueInfo, paused),
+										SQL_FIELD(QueueInfo, paused_until),
+										SQL_FIELD(QueueInfo, created_at),
+										SQL_FIELD(QueueInfo, has_paused_groups),
+										SQL_FIELD(QueueInfo, group_pauses_end),
+										SQL_FIELD(QueueInfo, dead_letter_role),
+										SQL_FIELD(QueueInfo, dead_letter_role_oid),
+										SQL_FIELD(QueueInfo, held_until),
+										SQL_FIELD(QueueInfo, has_group_holds),
+										QUEUE_SETTINGS(SETTING_FIELD)};
 
 static SqlStatement load_queues =
 	{.few = true,
@@ -88,13 +88,13 @@ static SqlStatement load_queues =
 				 SETTING_COLUMN) " FROM idemq.queues q WHERE queue_id BETWEEN $1 AND $2",
 	 .types = {INT4OID, INT4OID}};
 
-/* Made by build_statements. */
+/* Made by settings_build. */
 static SqlStatement insert_queue = {.nargs = SETTING_ARGS, .types = {TEXTOID}};
 static SqlStatement update_queue = {.nargs = SETTING_ARGS, .types = {TEXTOID}};
 
 /* Makes the text of the statements that write, at their first use. */
 static void
-build_statements(void)
+settings_build(void)
 {
 	StringInfoData parameters;
 	StringInfoData changes;
@@ -290,7 +290,7 @@ idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id)
 	SqlScope scope;
 	bool inserted;
 
-	build_statements();
+	settings_build();
 	idemq_spi_begin(&scope);
 	inserting = true;
 	PG_TRY();
@@ -316,7 +316,7 @@ idemq_settings_update(FunctionCallInfo fcinfo, const char *name, bool latest)
 	Oid caller = GetUserId();
 	SqlScope scope;
 
-	build_statements();
+	settings_build();
 	update_queue.latest = set_dead_letter_role.latest = latest;
 	idemq_spi_begin(&scope);
 	(void) run_with_settings(&update_queue, fcinfo, name, caller, NULL);
@@ -368,5 +368,5 @@ void
 idemq_settings_read(uint64 row, QueueInfo *queue)
 {
 	memset(queue, 0, sizeof(*queue));
-	idemq_spi_read(row, fields, queue, CurrentMemoryContext);
+	idemq_spi_read(row, queue_fields, queue, CurrentMemoryContext);
 }

@@ -42,7 +42,7 @@ static SqlStatement move_watch =
  * Uses any row of a child that no other transaction holds, because a row whose parent is being
  * deleted may be held for a long time.
  */
-static SqlStatement end_waits = {
+static SqlStatement end_child_waits = {
 	.text = "WITH held AS MATERIALIZED (SELECT h.child, h.parent, m.token FROM unnest($1, $2) "
 			"m (id, token) CROSS JOIN LATERAL "
 			"(SELECT d.child, d.parent FROM idemq.dependencies d WHERE d.child = m.id LIMIT 1 "
@@ -141,7 +141,7 @@ idemq_dependency_released(const int64 *children, const int64 *tokens, int count)
 {
 	Datum values[] = {idemq_int8_array(children, count), idemq_int8_array(tokens, count)};
 
-	(void) dependencies_write_run(&end_waits, values);
+	(void) dependencies_write_run(&end_child_waits, values);
 }
 
 /* Deletes the rows that deleted jobs had as children. */

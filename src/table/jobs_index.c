@@ -166,7 +166,7 @@ static const struct
 
 /* Returns whether an index can serve as that index of ours. */
 static bool
-is_own(const IndexShape *shape, JobsIndex which)
+is_own_index(const IndexShape *shape, JobsIndex which)
 {
 	const IndexShape *own = &own_indexes[which].shape;
 
@@ -190,7 +190,7 @@ idemq_jobs_index(Relation rel, JobsIndex which, bool missing_ok)
 	{
 		Relation index;
 
-		if (!is_own(index_shape(lfirst_oid(lc)), which))
+		if (!is_own_index(index_shape(lfirst_oid(lc)), which))
 			continue;
 		/*
 		 * A drop of the index waits for our lock on the table; only a scan must lock the index
@@ -330,7 +330,7 @@ idemq_jobs_index_insert_simple(Relation rel, TupleTableSlot **rows, int count,
 			IndexShape shape = *index_shape(lfirst_oid(lc));
 			Relation index = NULL;
 
-			if (is_own(&shape, INDEX_KEY) != (pass == 0))
+			if (is_own_index(&shape, INDEX_KEY) != (pass == 0))
 				continue;
 			for (int i = 0; unique && i < count; i++)
 			{

@@ -103,7 +103,7 @@ mark_line_count(void)
 }
 
 static void
-init_marks(int tranche)
+init_queue_marks(int tranche)
 {
 	for (int worker = 0; worker < idemq_workers_max(); worker++)
 	{
@@ -116,7 +116,7 @@ const ShmemPart idemq_worker_marks_part = {.area = (void **) &mark_sets,
 										   .each = PG_CACHE_LINE_SIZE,
 										   .count = mark_line_count,
 										   .lies_in = AREA_WORKERS,
-										   .init = init_marks};
+										   .init = init_queue_marks};
 
 /*
  * Returns whether a worker runs in this database and has made progress lately, as far as can be

@@ -36,20 +36,20 @@
 #include "base/compat.h"
 #include "shared/waiters/waiters.h"
 
-static pg_atomic_uint32 *marks = NULL;
+static pg_atomic_uint32 *end_marks = NULL;
 
 static void
-init_marks(int tranche)
+init_end_marks(int tranche)
 {
 	for (int i = 0; i < MaxBackends; i++)
-		pg_atomic_init_u32(&marks[i], 0);
+		pg_atomic_init_u32(&end_marks[i], 0);
 }
 
-const ShmemPart idemq_end_wait_part = {.area = (void **) &marks,
+const ShmemPart idemq_end_wait_part = {.area = (void **) &end_marks,
 									   .each = sizeof(pg_atomic_uint32),
 									   .count = idemq_session_count,
 									   .lies_in = AREA_SESSIONS,
-									   .init = init_marks};
+									   .init = init_end_marks};
 
 /*
  * Ends the wait of the session with a process id, or its next wait if it is not waiting now.  Does
@@ -65,7 +65,7 @@ idemq_end_wait_of(int pid)
 	proc = BackendPidGetProcWithLock(pid);
 	if (proc != NULL && proc->databaseId == MyDatabaseId && proc->roleId == MyProc->roleId)
 	{
-		pg_atomic_write_u32(&marks[proc - GetPGProcByNumber(0)], (uint32) pid);
+		pg_atomic_write_u32(&end_marks[proc - GetPGProcByNumber(0)], (uint32) pid);
 		SetLatch(&proc->procLatch);
 	}
 	LWLockRelease(ProcArrayLock);
@@ -75,7 +75,7 @@ idemq_end_wait_of(int pid)
 bool
 idemq_end_wait_taken(void)
 {
-	pg_atomic_uint32 *mark = &marks[IDEMQ_MY_PROC_NUMBER];
+	pg_atomic_uint32 *mark = &end_marks[IDEMQ_MY_PROC_NUMBER];
 
 	if (pg_atomic_read_u32(mark) != (uint32) MyProcPid)
 		return false;
