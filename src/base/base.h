@@ -413,18 +413,6 @@ typedef struct ShmemPart
 
 extern void idemq_shmem_install(const ShmemPart *const *parts, int nparts);
 
-/* Increments a count if it then stays within a bound; returns whether it did. */
-static inline bool
-idemq_count_within(pg_atomic_uint32 *count, uint32 bound)
-{
-	if (pg_atomic_read_u32(count) >= bound)
-		return false;
-	if (pg_atomic_fetch_add_u32(count, 1) < bound)
-		return true;
-	pg_atomic_fetch_sub_u32(count, 1);
-	return false;
-}
-
 /* How much of a table in shared memory is in use. */
 typedef struct TableUsage
 {

@@ -251,10 +251,10 @@ buckets_enter(const Address *at, int32 holder, Cell *cell, const RateLimit *limi
 	LWLockAcquire(at->lock, LW_EXCLUSIVE);
 	sweep = buckets_shared->cells[holder].next_sweep <= now ||
 			buckets_shared->cells[holder].removals != buckets_shared->removals;
-	if (idemq_count_within(&buckets_shared->cells[ALL_HOLDERS].count, idemq_max_buckets))
+	if (count_one_within(&buckets_shared->cells[ALL_HOLDERS].count, idemq_max_buckets))
 	{
-		bool may = idemq_count_within(&buckets_shared->cells[holder].count,
-									  idemq_max_buckets - idemq_max_buckets / 2);
+		bool may = count_one_within(&buckets_shared->cells[holder].count,
+									idemq_max_buckets - idemq_max_buckets / 2);
 
 		if (may)
 			bucket = hash_search_with_hash_value(bucket_hash, &at->key, at->hash, HASH_ENTER_NULL,

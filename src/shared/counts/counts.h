@@ -147,6 +147,18 @@ typedef enum ServerCount
 
 #define SERVER_COUNTS (COUNT_FULL_GROUP_ROOM + 1)
 
+/* Counts one more, if that leaves a count, which others change too, within its room. */
+static inline bool
+count_one_within(pg_atomic_uint32 *count, uint32 room)
+{
+	if (pg_atomic_read_u32(count) >= room)
+		return false;
+	if (pg_atomic_fetch_add_u32(count, 1) < room)
+		return true;
+	pg_atomic_fetch_sub_u32(count, 1);
+	return false;
+}
+
 extern const char *const idemq_server_count_names[];
 extern const ShmemPart idemq_server_counts_part;
 

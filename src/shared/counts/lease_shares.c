@@ -140,10 +140,10 @@ idemq_lease_share_take(bool limited)
 {
 	Share *share = find_share();
 
-	if (idemq_count_within(&share->used, room_of_share(limited)))
+	if (count_one_within(&share->used, room_of_share(limited)))
 	{
-		if (idemq_count_within(&lease_shares_shared->shares[WHOLE_TABLE].used,
-							   room_of_table(limited)))
+		if (count_one_within(&lease_shares_shared->shares[WHOLE_TABLE].used,
+							 room_of_table(limited)))
 			return my_share;
 		pg_atomic_fetch_sub_u32(&share->used, 1);
 	}

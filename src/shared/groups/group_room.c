@@ -140,9 +140,9 @@ room_enter(const GroupRoomKey *key, uint32 hash, int32 holder)
 	RoomEntry *entry;
 	bool found;
 
-	if (!idemq_count_within(&group_room_shared->used[holder], share))
+	if (!count_one_within(&group_room_shared->used[holder], share))
 		return NULL;
-	if (!idemq_count_within(&group_room_shared->used[idemq_max_queues], (uint32) idemq_max_buckets))
+	if (!count_one_within(&group_room_shared->used[idemq_max_queues], (uint32) idemq_max_buckets))
 	{
 		pg_atomic_fetch_sub_u32(&group_room_shared->used[holder], 1);
 		return NULL;

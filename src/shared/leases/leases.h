@@ -1,6 +1,6 @@
 /*
  * shared/leases/leases.h
- *		Who works on which job, until when.
+ *		Which session is working on which job, and until when.
  */
 #ifndef IDEMQ_SHARED_LEASES_LEASES_H
 #define IDEMQ_SHARED_LEASES_LEASES_H
@@ -276,17 +276,17 @@ extern void idemq_lease_orphan(Lease *lease, LeaseLoss loss, int64 now);
 
 /*
  * lease_beat.c
- *		What a worker says and hears of its lease: heartbeats, how far they reach, that it has
- *		ended, and cancels.
+ *		Heartbeats, how a worker ends its own lease, and how it is told that its job is being
+ *		cancelled.
  */
 
 typedef enum LeaseBeat
 {
 	LEASE_BEAT_DONE,
 	LEASE_BEAT_STALE,
-	LEASE_BEAT_CANCELLED, /* an open transaction cancels the job */
-	LEASE_BEAT_OVER,	  /* the attempt has run for as long as it may */
-	LEASE_BEAT_UNKNOWN	  /* no entry: the row knows */
+	LEASE_BEAT_CANCELLED, /* an open transaction is cancelling the job */
+	LEASE_BEAT_OVER,	  /* the attempt has reached job_timeout */
+	LEASE_BEAT_UNKNOWN	  /* there is no entry: see the row */
 } LeaseBeat;
 
 extern LeaseBeat idemq_lease_beat(int64 job_id, int64 token, int64 length);
