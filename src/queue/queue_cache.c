@@ -169,12 +169,13 @@ read_queues(int32 id)
 	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
 	Datum range[] = {Int32GetDatum(id == 0 ? PG_INT32_MIN : id),
 					 Int32GetDatum(id == 0 ? PG_INT32_MAX : id)};
-	uint64 rows = idemq_settings_load(range, snapshot);
+	uint64 nqueues = idemq_settings_load(range, snapshot);
+	uint64 ngrants;
 	QueueGrant *grants;
 	QueueInfo info;
 	uint64 next;
 
-	for (uint64 i = 0; i < rows; i++)
+	for (uint64 i = 0; i < nqueues; i++)
 	{
 		CachedQueue *cached;
 		CachedName *name;
@@ -190,17 +191,17 @@ read_queues(int32 id)
 		name->queue = cached;
 	}
 
-	rows = idemq_spi_query_at(&load_grants, range, NULL, snapshot);
-	grants = MemoryContextAllocHuge(CurrentMemoryContext, Max(rows, 1) * sizeof(QueueGrant));
-	memset(grants, 0, rows * sizeof(QueueGrant));
-	for (uint64 i = 0; i < rows; i++)
+	ngrants = idemq_spi_query_at(&load_grants, range, NULL, snapshot);
+	grants = MemoryContextAllocHuge(CurrentMemoryContext, Max(ngrants, 1) * sizeof(QueueGrant));
+	memset(grants, 0, ngrants * sizeof(QueueGrant));
+	for (uint64 i = 0; i < ngrants; i++)
 		idemq_spi_read(i, grant_fields, &grants[i], CurrentMemoryContext);
-	for (uint64 i = 0; i < rows; i = next)
+	for (uint64 i = 0; i < ngrants; i = next)
 	{
 		CachedQueue *cached = hash_search(cache, &grants[i].queue_id, HASH_FIND, NULL);
 
 		next = i + 1;
-		while (next < rows && grants[next].queue_id == grants[i].queue_id)
+		while (next < ngrants && grants[next].queue_id == grants[i].queue_id)
 			next++;
 		if (cached == NULL)
 			continue;

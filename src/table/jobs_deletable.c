@@ -212,6 +212,7 @@ idemq_jobs_deletable(const QueueState *qstate, int64 *ids, int count, bool holds
 {
 	Candidates candidates = {0};
 	int unrelated = 0;
+	int deletable;
 
 	if (count == 0 || !idemq_dependencies_exist())
 		return count;
@@ -240,10 +241,10 @@ idemq_jobs_deletable(const QueueState *qstate, int64 *ids, int count, bool holds
 		hold_or_keep(&candidates, told);
 		keep_for_kept(&candidates);
 	}
-	count = unrelated + copy_deletable(&candidates, candidates.ids);
+	deletable = unrelated + copy_deletable(&candidates, candidates.ids);
 	pfree(candidates.kept);
 	pfree(candidates.new_kept);
-	return count;
+	return deletable;
 }
 
 /*

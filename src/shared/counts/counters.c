@@ -469,21 +469,24 @@ int64
 idemq_counters_count_due_at(void)
 {
 	LWLock *lock = own_lock();
-	const CountBase *base;
+	bool all_known = true;
 	int64 due = PG_INT64_MAX;
 
 	if (RecoveryInProgress())
 		return due;
 	LWLockAcquire(lock, LW_SHARED);
-	for (int i = 0; i < idemq_max_queues && due > 0; i++)
+	for (int i = 0; i < idemq_max_queues && all_known; i++)
+		all_known = counters_shared->queues[i].database != MyDatabaseId ||
+					counters_shared->queues[i].known;
+	if (!all_known)
 	{
-		if (counters_shared->queues[i].database == MyDatabaseId &&
-			!counters_shared->queues[i].known)
+		const CountBase *base = find_base(MyDatabaseId);
+
+		if (base == NULL)
 			due = 0;
+		else
+			due = base->counter == NO_COUNTER ? base->next_count : idemq_mono_now() + USECS_PER_SEC;
 	}
-	base = find_base(MyDatabaseId);
-	if (due == 0 && base != NULL)
-		due = base->counter == NO_COUNTER ? base->next_count : idemq_mono_now() + USECS_PER_SEC;
 	LWLockRelease(lock);
 	return due;
 }
