@@ -21,7 +21,7 @@
  *	   all queues.  The first call after a promotion does the same.
  *
  * A name leads to an id, and the id to a queue, which must have that name.  Names are unique, so
- * the version of that id alone shows whether the queue has been dropped, created again or renamed. 
+ * the version of that id alone shows whether the queue has been dropped, created again or renamed.
  * That no queue has a name is not remembered.
  *
  * A relcache invalidation of the tables of queues or grants (DROP EXTENSION, ALTER TABLE, VACUUM),

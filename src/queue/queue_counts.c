@@ -140,7 +140,7 @@ idemq_queue_counts_run_if_due(void)
 }
 
 /*
- * Counts a refusal, or a repeated result, immediately, so that the count survives a rollback. 
+ * Counts a refusal, or a repeated result, immediately, so that the count survives a rollback.
  * Because this is not an event of a transaction, it needs no transaction id.  Does nothing for a
  * queue without a state.
  */

@@ -338,7 +338,7 @@ static SqlStatement describe_queue =
 /*
  * Returns the settings of a queue as jsonb, or 0 if the queue is gone, and locks them until the end
  * of the transaction.  If before contains earlier settings, returns only what differs, or 0 if
- * nothing does: {"lease": {"from": ..., "to": ...}, ...}.  latest: as for idemq_settings_update. 
+ * nothing does: {"lease": {"from": ..., "to": ...}, ...}.  latest: as for idemq_settings_update.
  * Without latest, a row that the snapshot does not show counts as gone, and one that has changed
  * since raises 40001.
  */

@@ -14,7 +14,7 @@
  * has granted the role a function or a table of the schema.  As a result, DROP ROLE refuses to drop
  * a role that holds grants.
  *
- * Locks: idemq_role_lock, held until the end of the transaction, protects what one role holds. 
+ * Locks: idemq_role_lock, held until the end of the transaction, protects what one role holds.
  * After it, a lock on the schema protects the schema's privileges, which two transactions cannot
  * change at the same time.
  */

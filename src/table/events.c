@@ -8,7 +8,7 @@
  * deletes it, and the name may be used again.
  *
  * A sender locks the event's name exclusively, and an attempt that awaits the event locks it
- * shared, until the end of the transaction.  Each of them looks after that, with a new snapshot. 
+ * shared, until the end of the transaction.  Each of them looks after that, with a new snapshot.
  * So the later one sees what the earlier one has committed: await_event finds an event that was
  * sent before, and send_event finds a wait that began before, and neither finds anything that was
  * rolled back.

@@ -202,7 +202,7 @@ hold_or_keep(Candidates *candidates, bool told)
 }
 
 /*
- * Moves the ids of the jobs that may be deleted together to the front, and returns their number. 
+ * Moves the ids of the jobs that may be deleted together to the front, and returns their number.
  * The caller holds the rows of all jobs FOR UPDATE.  qstate: the state of the jobs' queue, or
  * NULL.  holds: locks what the deletion writes in other tables, and keeps a job if another
  * transaction holds any of that.  told: the deletion also writes the rows of the jobs' children.
@@ -249,7 +249,7 @@ idemq_jobs_deletable(const QueueState *qstate, int64 *ids, int count, bool holds
 
 /*
  * Checks whether this transaction may delete a fetched job that finishes, or has finished, with a
- * status.  Returns JOB_LOCKED if another transaction holds the job, or if a child waits for it. 
+ * status.  Returns JOB_LOCKED if another transaction holds the job, or if a child waits for it.
  * Sets *related to whether it may have parents or children; if so, and if this returns JOB_WRITTEN,
  * its row is locked.  After the deletion, the caller must call idemq_jobs_check_deleted.
  */

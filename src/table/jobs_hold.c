@@ -91,7 +91,7 @@ hold_of_multi(MultiXactId multi, bool only_locks, bool key_share, TransactionId 
 }
 
 /*
- * Returns how other transactions hold a version; if ROW_HELD, sets *holder to one of them. 
+ * Returns how other transactions hold a version; if ROW_HELD, sets *holder to one of them.
  * key_share: a lock that permits updates, but no deletion, counts.
  */
 static RowHold

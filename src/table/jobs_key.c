@@ -10,7 +10,7 @@
  * or an index that needs the executor, rows are inserted with SQL.
  *
  * idemq_jobs_find_key sees what the table's snapshot sees, so it does not find a key whose job is
- * not committed, or has been released since.  The index decides when a job is inserted. 
+ * not committed, or has been released since.  The index decides when a job is inserted.
  * idemq_jobs_key_in_doubt also sees what is not committed, and its result may be out of date at
  * once.  Neither of them waits, writes or locks.
  *
@@ -27,7 +27,7 @@
  *	 - Any other insert of the key checks the entries from left to right, while it holds a lock on
  *	   the first leaf page that may contain the key.  When it comes to the holder's entry, the
  *	   holder is alive; or an open transaction has updated it, for which the insert waits; or that
- *	   transaction has committed.  In the third case, the key successor's entry was there before. 
+ *	   transaction has committed.  In the third case, the key successor's entry was there before.
  *	   It is to the right of the holder's entry, because the check is skipped only if the TID of its
  *	   row is greater.  So the insert still comes to that entry, and the same holds for the key
  *	   successor, and for its successors.

@@ -121,7 +121,7 @@ write_columns(const JobsTable *table, int64 id, const JobChange *change, bool in
 }
 
 /*
- * Inserts a row; returns false if its key is taken, or if a trigger has prevented the insert. 
+ * Inserts a row; returns false if its key is taken, or if a trigger has prevented the insert.
  * Waits for an open transaction that is inserting the same key.  Above READ COMMITTED raises 40001
  * if the transaction's snapshot does not show the job that has the key.
  */

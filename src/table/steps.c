@@ -19,7 +19,7 @@
  * token belongs to the attempt that last began the call of this round.  earlier contains the tokens
  * of attempts before it, which were lost.  Each of these attempts may still report the outcome.
  *
- * Locks: a session that writes a row has locked the job's row before, FOR SHARE or FOR KEY SHARE. 
+ * Locks: a session that writes a row has locked the job's row before, FOR SHARE or FOR KEY SHARE.
  * So no other session deletes the job in the meantime (retention and purge skip it, a commit in a
  * queue that keeps nothing leaves it to retention, drop_queue waits), and a session that has
  * deleted it finds all its steps, none of which is locked.

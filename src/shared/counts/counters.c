@@ -7,7 +7,7 @@
  * change after a transaction has committed, by the changes that txn/pending_queues.c has added up
  * for it.
  *
- * Counters and histograms only grow, from zero.  Gauges are unknown when the queue gets its state. 
+ * Counters and histograms only grow, from zero.  Gauges are unknown when the queue gets its state.
  * From the first count on
  *
  *		gauge = rows that a snapshot S saw + changes of every committed transaction that S did not

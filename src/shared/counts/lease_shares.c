@@ -14,7 +14,7 @@
  * Counting the rows would not do, because no snapshot shows the open claims of other sessions.
  *
  * Each entry is counted in the whole table and in one share, whose number it contains, from before
- * it is added until after it has been removed.  So there are never more entries than are counted. 
+ * it is added until after it has been removed.  So there are never more entries than are counted.
  * When a limit has been reached, a claim may be refused because another one is just being refused.
  *
  * Each session looks up the share of its database once.  A share becomes free when its database is

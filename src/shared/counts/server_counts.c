@@ -9,7 +9,7 @@
  * finds a table full usually cannot log it, because it holds locks, or because its transaction is
  * over.  So it writes a note with its database, at most once per SAID_PAUSE for each table, and the
  * worker of that database takes the note when it is next awake.  A note of one database replaces a
- * note of another, because the table belongs to the whole server, and one log line is enough. 
+ * note of another, because the table belongs to the whole server, and one log line is enough.
  * Without a worker, nothing is logged, but the counts are still right.
  *
  * Locks: none, only atomics.  Nothing here allocates or raises errors.

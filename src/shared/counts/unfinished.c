@@ -8,7 +8,7 @@
  * of all open transactions.  An enqueue can take room only if jobs + taken stays within the limit.
  *
  * Let U be the number of committed unfinished jobs, as any latest snapshot shows them, and A(T) the
- * number of unfinished jobs that an open transaction T has added, less those that it has ended. 
+ * number of unfinished jobs that an open transaction T has added, less those that it has ended.
  * The limit holds for U plus every A(T) above 0, because jobs + taken is never below that sum:
  *	 - T enqueues only if A(T), including the new job, is at most the room that T has taken.  So a
  *	   transaction may use the room of jobs that it ends itself (txn/pending_queues.c).
@@ -187,7 +187,7 @@ waiters_of(const Unfinished *queue)
 }
 
 /*
- * Wakes waiters for the room that is free, and releases the queue's lock, which must be held. 
+ * Wakes waiters for the room that is free, and releases the queue's lock, which must be held.
  * Calls the worker after that.
  */
 static void

@@ -16,7 +16,7 @@
  * commit window for the database; several databases may share one.
  *
  * Under constant load, there is always a writer in the commit window.  If all writers shared one
- * least id, it would never rise, and each check would begin as far back as the earliest of them. 
+ * least id, it would never rise, and each check would begin as far back as the earliest of them.
  * Therefore there are two generations, each with its writers and their least id.  A writer enters
  * the newer one.  When the older one has no writers, it first becomes the newer one, without an
  * id.  So an id counts only until the writers of its generation have left, and then those of the

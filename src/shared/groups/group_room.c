@@ -42,7 +42,7 @@
  * would share their room, but only the server can compute the hash.
  *
  * Locks: see README.md, level 4.  Each partition has a lock for its entries, and no session waits
- * for anything while it holds one, except that idemq.check() takes all of them, in order. 
+ * for anything while it holds one, except that idemq.check() takes all of them, in order.
  * Functions that are called after commit and abort neither allocate nor raise.
  */
 #include "postgres.h"

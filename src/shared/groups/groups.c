@@ -85,7 +85,7 @@
  * because of its low-water mark is idle; the group that has been idle for the longest time makes
  * room for another one.
  *
- * Locks: see src/shared/README.md, level 4.  One lock protects the hash table and the lists. 
+ * Locks: see src/shared/README.md, level 4.  One lock protects the hash table and the lists.
  * Functions that are called after commit or abort neither allocate nor raise errors.
  */
 #include "postgres.h"

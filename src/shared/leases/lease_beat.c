@@ -25,7 +25,7 @@
  *	   the worker may have rolled back for nothing.  It releases the job (job/finish.c), or the job
  *	   is taken back when the lease ends.
  *	 - Several sessions may cancel at once, so the marks are counted.  If a transaction that ends
- *	   the attempt takes over the entry, and the entry is then restored, its count begins at 0. 
+ *	   the attempt takes over the entry, and the entry is then restored, its count begins at 0.
  *	   Then a waiting cancel is in the same situation as without an entry, which every cancel must
  *	   handle anyway.
  *
@@ -78,7 +78,7 @@ idemq_lease_beat(int64 job_id, int64 token, int64 length)
 }
 
 /*
- * Ends the lease of an attempt that its worker has ended while another transaction holds the row. 
+ * Ends the lease of an attempt that its worker has ended while another transaction holds the row.
  * Afterwards, a reaper writes the row as loss says (job/reap.c).
  */
 void
@@ -100,7 +100,7 @@ idemq_lease_hand_over(int64 job_id, int64 token, LeaseLoss loss)
 }
 
 /*
- * Tells the worker with a token that an open transaction is cancelling its job, or taking it back. 
+ * Tells the worker with a token that an open transaction is cancelling its job, or taking it back.
  * Returns false if there is no entry with this token, and so nothing to undo.  If several
  * transactions do so, the first one tells the process.  Without at_once, the worker finds out with
  * its next heartbeat.

@@ -11,7 +11,7 @@
  * queue_id, due and hash of an entry must not change while it is in the tree (idemq_lease_place,
  * idemq_lease_unplace).
  *
- * Locks: the caller holds the lock of the partition, exclusively to add or remove an entry. 
+ * Locks: the caller holds the lock of the partition, exclusively to add or remove an entry.
  * Nothing here allocates or raises errors.
  */
 #include "postgres.h"

@@ -15,7 +15,7 @@
  * former session has ended that life since (idemq_lease_restore).  Both sides hold the lock of the
  * entry's partition, so one of the two sees the other.
  *
- * Locks: the lock of a partition protects the lists of that partition, and their counts of lives. 
+ * Locks: the lock of a partition protects the lists of that partition, and their counts of lives.
  * Nothing here allocates or raises errors, except idemq_lease_attach_session.
  */
 #include "postgres.h"

@@ -30,13 +30,13 @@
  *	   so a heartbeat and a reap cannot both succeed.  If another transaction holds the row, the
  *	   mark is taken back, and DUE_LEASE is set to a time soon, so an open commit or assert_current
  *	   keeps its job.  A session that ends the attempt has locked the row first, and takes over the
- *	   mark with it; if it aborts before the reaper has the row, heartbeats succeed again. 
+ *	   mark with it; if it aborts before the reaper has the row, heartbeats succeed again.
  *	   Therefore a reaper that has locked the row checks whether the mark is still its own
  *	   (job/reap.c).
  *	 - A claim is visible before its session starts the lease.  In between, another session may end
  *	   the attempt, claim the job again, which gives the entry another token, and undo that.  The
  *	   first session would find the other token, or come too late.  So if the entry is still
- *	   CLAIMING for another session, begin_end starts the lease, and counts a transferred permit. 
+ *	   CLAIMING for another session, begin_end starts the lease, and counts a transferred permit.
  *	   It specifies the token of a running job's row over which its transaction has written, so the
  *	   claim has committed.  An entry that is CLAIMING for the same session belongs to the same
  *	   transaction, which has not ended yet.  As a result, an entry that a claim takes over is
@@ -62,7 +62,7 @@
  *	   entry, its claim is not visible yet, and the job is checked again later.
  *	 - After an adoption, the row is checked again under a newer snapshot.  If the job is still
  *	   running, its end will drop the entry.  Otherwise the adopter drops the entry, and unsets the
- *	   scan starts of the queue, because it does not know where the entry made claims pass the job. 
+ *	   scan starts of the queue, because it does not know where the entry made claims pass the job.
  *	   A row that was written by this transaction is not adopted, because the entry would remain
  *	   after a rollback.
  *
@@ -337,7 +337,7 @@ idemq_lease_restore(int64 job_id, int64 token, const PriorLease *prior)
 
 /*
  * Marks that this transaction, which has written the row of the attempt, ends the lease, so that
- * the transaction may claim the job again.  Starts the lease if its claim has just committed. 
+ * the transaction may claim the job again.  Starts the lease if its claim has just committed.
  * Returns whether one claim may take over the permit of the attempt: the entry is counted as
  * running, or has a transferred permit, and no earlier call has returned true for it.
  */
@@ -427,7 +427,7 @@ idemq_lease_cancel_end(int64 job_id, int64 token)
 }
 
 /*
- * Adds an ACTIVE entry for a running job that has none.  Returns LEASE_BUSY if it has one. 
+ * Adds an ACTIVE entry for a running job that has none.  Returns LEASE_BUSY if it has one.
  * Afterwards the caller checks the row again, and drops the entry if the job is no longer running.
  */
 LeaseTake

@@ -5,7 +5,7 @@
  *
  * A search is needed when a job may be running without an entry: in a new queue state (so after
  * each start of the server), after a claim with a full lease table, after COMMIT PREPARED, and
- * after a row was written by hand.  DUE_RECOVERY is the time at which the search may continue. 
+ * after a row was written by hand.  DUE_RECOVERY is the time at which the search may continue.
  * Claims and the worker scan the ready index in steps, and each step records where it ended.  If
  * another search is requested during a search, either the epoch changes, so what the older search
  * records is ignored; or the current search is marked as incomplete, so that another one follows

@@ -8,7 +8,7 @@
  *
  * No due time is lost.  A session that needs something to be done first makes it visible to others:
  * by a commit, or by changing an entry or a list under its lock (each a full barrier).  Then it
- * lowers the due time (idemq_due_by), marks the queue state and wakes the worker (worker_call.c). 
+ * lowers the due time (idemq_due_by), marks the queue state and wakes the worker (worker_call.c).
  * The worker, or another session that does the work, first takes the due time: it sets the due time
  * to "never" (a full barrier), then looks for work, and then lowers the due time to what remains to
  * be done.
@@ -18,7 +18,7 @@
  *		2 lowers the due time,			2 looks for work
  *		  unless it is low enough		3 lowers the due time to what is left
  *
- * If the session's step 2 comes after the other's step 1, the due time remains for the next look. 
+ * If the session's step 2 comes after the other's step 1, the due time remains for the next look.
  * Otherwise the session's step 1 came first, too, and the other's step 2 finds the work.  So if a
  * due time is already low enough, no write and no call are necessary.  Therefore a busy queue whose
  * leases end later than the first one does not wake the worker for each claim.

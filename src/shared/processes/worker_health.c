@@ -7,7 +7,7 @@
  * slightly different moments; for example, a task may end in between.
  *
  * The lag is the age of the oldest due time whose work has not been done: the end of a lease, a job
- * that has become ready, a check of groups, or the time at which the worker should have woken up. 
+ * that has become ready, a check of groups, or the time at which the worker should have woken up.
  * Tasks that are deferred because they failed, and rows that are locked, count as well, because the
  * lag should show them.
  *

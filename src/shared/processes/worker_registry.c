@@ -20,7 +20,7 @@
  *		free -> HELD -> free: a session needs a database that has no worker
  *		HELD -> WANTED: a worker was requested in the meantime
  *
- * A session that needs a database for itself (hooks/exclusive_database.c) sends the worker away. 
+ * A session that needs a database for itself (hooks/exclusive_database.c) sends the worker away.
  * The worker slot counts such sessions, and no worker starts while there is one.  worker_call.c
  * describes how a worker sleeps without missing a call.
  *
@@ -258,7 +258,7 @@ idemq_worker_visit(Oid database)
 }
 
 /*
- * Keeps workers away from a database until idemq_worker_release, which must be called as often. 
+ * Keeps workers away from a database until idemq_worker_release, which must be called as often.
  * Sets the latch of the database's worker, and returns its process id; 0: there is none.  Sets
  * *held to whether there is something to release, which is false if the worker registry is full.
  */
@@ -520,7 +520,7 @@ idemq_worker_attach(int index, uint64 serial, Oid *database)
 }
 
 /*
- * Notes that this worker's database does not have the extension, and frees the worker slot. 
+ * Notes that this worker's database does not have the extension, and frees the worker slot.
  * Returns false if a session has requested another check in the meantime.
  */
 bool

@@ -54,11 +54,11 @@
  *		Model: test/model/scan_start.pml; two sessions with three claims, an enqueue, a retry, three
  *		jobs under four keys, one abort.
  *
- * The history of a priority is a short list of (sequence number, key), in ascending order of both. 
+ * The history of a priority is a short list of (sequence number, key), in ascending order of both.
  * A new lowering removes every entry whose key is not smaller, because a reader that such an entry
  * would have limited is limited at least as much by the new one, which is later.  Therefore, the
  * first entry after a reader's sequence number has the least key lowered since then.  If the list
- * is full, the entries of the older half are merged in pairs (the later number, the smaller key). 
+ * is full, the entries of the older half are merged in pairs (the later number, the smaller key).
  * A reader that began long ago may then be limited more than necessary, but never less.
  *
  * A claim of a few jobs reads the queue's read-ahead buffer, a copy of the next entries of the
@@ -294,7 +294,7 @@ idemq_scan_start_unset(QueueState *qstate, int32 queue_id)
 }
 
 /*
- * Returns whether a scan start may have been lowered to a key, or below it, since view was read. 
+ * Returns whether a scan start may have been lowered to a key, or below it, since view was read.
  * Also returns true if the queue has another state now, and perhaps if the history was merged.
  */
 bool

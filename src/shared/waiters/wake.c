@@ -327,7 +327,7 @@ idemq_waiters_wake_for_room(Waiters *waiters, int64 room, int *next)
 }
 
 /*
- * Signals up to count waiters for jobs of a queue, and requests a process for the queue's handler. 
+ * Signals up to count waiters for jobs of a queue, and requests a process for the queue's handler.
  * The worker checks whether a claim follows.
  */
 void
