@@ -7,8 +7,10 @@
 #define IDEMQ_SHARED_PROCESSES_PROCESSES_H
 
 #include "datatype/timestamp.h"
+#include "miscadmin.h"
 #include "port/atomics.h"
 #include "storage/condition_variable.h"
+#include "storage/lwlock.h"
 
 #include "shared/queue_states/queue_states.h"
 
@@ -96,10 +98,43 @@ typedef struct WorkerSlot
 	pg_atomic_uint64 tasks[TASK_KINDS][TASK_COUNTS]; /* since the database has the worker slot */
 } WorkerSlot;
 
-extern int idemq_workers_max(void);
-extern WorkerSlot *idemq_worker_at(int index);
-extern int idemq_worker_index(const WorkerSlot *worker);
-extern WorkerSlot *idemq_worker_self(void);
+typedef struct WorkerRegistry
+{
+	LWLock workers_lock;
+	int32 launcher; /* proc number of the launcher, or -1; under workers_lock */
+	WorkerSlot workers[FLEXIBLE_ARRAY_MEMBER]; /* idemq_workers_max() */
+} WorkerRegistry;
+
+extern WorkerRegistry *idemq_worker_registry;
+/* The worker slot of this process, if it is a worker. */
+extern WorkerSlot *idemq_my_worker_slot;
+
+/* Returns the number of worker slots: one for every worker that may exist. */
+static inline int
+idemq_workers_max(void)
+{
+	return Max(max_worker_processes, 1);
+}
+
+static inline WorkerSlot *
+idemq_worker_at(int index)
+{
+	return &idemq_worker_registry->workers[index];
+}
+
+static inline int
+idemq_worker_index(const WorkerSlot *worker)
+{
+	return (int) (worker - idemq_worker_registry->workers);
+}
+
+/* Returns the worker slot of this process; NULL if this process is not a worker. */
+static inline WorkerSlot *
+idemq_worker_self(void)
+{
+	return idemq_my_worker_slot;
+}
+
 extern WorkerSlot *idemq_worker_here(void);
 extern int64 idemq_worker_still_since(WorkerSlot *worker);
 

@@ -50,16 +50,8 @@
 /* at most this many times. */
 #define MAX_DOUBLINGS 6
 
-typedef struct WorkerRegistry
-{
-	LWLock workers_lock;
-	int32 launcher; /* proc number of the launcher, or -1 */
-	WorkerSlot workers[FLEXIBLE_ARRAY_MEMBER];
-} WorkerRegistry;
-
-static WorkerRegistry *worker_registry = NULL;
-/* The worker slot of this process, if it is a worker. */
-static WorkerSlot *my_worker_slot = NULL;
+WorkerRegistry *idemq_worker_registry = NULL;
+WorkerSlot *idemq_my_worker_slot = NULL;
 
 /* Resets the counts of a worker slot that a database has just got. */
 static void
@@ -73,11 +65,11 @@ begin_counts(WorkerSlot *worker)
 static void
 worker_registry_init(int tranche)
 {
-	LWLockInitialize(&worker_registry->workers_lock, tranche);
-	worker_registry->launcher = -1;
+	LWLockInitialize(&idemq_worker_registry->workers_lock, tranche);
+	idemq_worker_registry->launcher = -1;
 	for (int i = 0; i < idemq_workers_max(); i++)
 	{
-		WorkerSlot *worker = &worker_registry->workers[i];
+		WorkerSlot *worker = &idemq_worker_registry->workers[i];
 
 		worker->proc = -1;
 		pg_atomic_init_u64(&worker->asleep_until, PG_UINT64_MAX);
@@ -92,7 +84,7 @@ worker_registry_init(int tranche)
 	}
 }
 
-const ShmemPart idemq_workers_part = {.area = (void **) &worker_registry,
+const ShmemPart idemq_workers_part = {.area = (void **) &idemq_worker_registry,
 									  .size = offsetof(WorkerRegistry, workers),
 									  .each = sizeof(WorkerSlot),
 									  .count = idemq_workers_max,
@@ -100,41 +92,15 @@ const ShmemPart idemq_workers_part = {.area = (void **) &worker_registry,
 									  .tranche = "idemq workers",
 									  .init = worker_registry_init};
 
-/* Returns the number of worker slots: one for every worker that may exist. */
-int
-idemq_workers_max(void)
-{
-	return Max(max_worker_processes, 1);
-}
-
-/* Returns the worker slot of this process; NULL if this process is not a worker. */
-WorkerSlot *
-idemq_worker_self(void)
-{
-	return my_worker_slot;
-}
-
-WorkerSlot *
-idemq_worker_at(int index)
-{
-	return &worker_registry->workers[index];
-}
-
-int
-idemq_worker_index(const WorkerSlot *worker)
-{
-	return (int) (worker - worker_registry->workers);
-}
-
 /* Returns the worker slot of a database, or NULL. */
 static WorkerSlot *
 worker_of(Oid database)
 {
 	for (int i = 0; i < idemq_workers_max(); i++)
 	{
-		if (worker_registry->workers[i].state != WORKER_FREE &&
-			worker_registry->workers[i].database == database)
-			return &worker_registry->workers[i];
+		if (idemq_worker_registry->workers[i].state != WORKER_FREE &&
+			idemq_worker_registry->workers[i].database == database)
+			return &idemq_worker_registry->workers[i];
 	}
 	return NULL;
 }
@@ -149,8 +115,8 @@ idemq_worker_here(void)
 {
 	static WorkerSlot *last = NULL;
 
-	if (my_worker_slot != NULL)
-		return my_worker_slot;
+	if (idemq_my_worker_slot != NULL)
+		return idemq_my_worker_slot;
 	if (last == NULL || last->state == WORKER_FREE || last->database != MyDatabaseId)
 		last = worker_of(MyDatabaseId);
 	return last;
@@ -184,7 +150,7 @@ find_or_take_worker(Oid database, WorkerSlotState state)
 		return worker;
 	for (int i = 0; i < idemq_workers_max(); i++)
 	{
-		worker = &worker_registry->workers[i];
+		worker = &idemq_worker_registry->workers[i];
 		if (worker->state != WORKER_FREE)
 			continue;
 		worker->database = database;
@@ -215,13 +181,13 @@ idemq_worker_want(Oid database)
 {
 	WorkerSlot *worker;
 
-	LWLockAcquire(&worker_registry->workers_lock, LW_EXCLUSIVE);
+	LWLockAcquire(&idemq_worker_registry->workers_lock, LW_EXCLUSIVE);
 	worker = find_or_take_worker(database, WORKER_WANTED);
 	if (worker != NULL && worker->state == WORKER_HELD)
 		worker->state = WORKER_WANTED;
 	if (worker != NULL && worker->state == WORKER_WANTED)
-		wake_proc(worker_registry->launcher);
-	LWLockRelease(&worker_registry->workers_lock);
+		wake_proc(idemq_worker_registry->launcher);
+	LWLockRelease(&idemq_worker_registry->workers_lock);
 	return worker != NULL;
 }
 
@@ -268,7 +234,7 @@ idemq_worker_hold(Oid database, bool *held)
 	WorkerSlot *worker;
 	pid_t pid = 0;
 
-	LWLockAcquire(&worker_registry->workers_lock, LW_EXCLUSIVE);
+	LWLockAcquire(&idemq_worker_registry->workers_lock, LW_EXCLUSIVE);
 	/* Even if there is no worker, because none may start now. */
 	worker = find_or_take_worker(database, WORKER_HELD);
 	if (worker != NULL)
@@ -282,7 +248,7 @@ idemq_worker_hold(Oid database, bool *held)
 		pid = worker->pid;
 		wake_proc(worker->proc);
 	}
-	LWLockRelease(&worker_registry->workers_lock);
+	LWLockRelease(&idemq_worker_registry->workers_lock);
 	*held = worker != NULL;
 	return pid;
 }
@@ -293,14 +259,14 @@ idemq_worker_release(Oid database)
 {
 	WorkerSlot *worker;
 
-	LWLockAcquire(&worker_registry->workers_lock, LW_EXCLUSIVE);
+	LWLockAcquire(&idemq_worker_registry->workers_lock, LW_EXCLUSIVE);
 	worker = worker_of(database);
 	if (worker != NULL && worker->away > 0)
 		worker->away--;
 	if (worker != NULL && worker->away == 0 && worker->state == WORKER_HELD)
 		worker->state = WORKER_FREE;
-	wake_proc(worker_registry->launcher);
-	LWLockRelease(&worker_registry->workers_lock);
+	wake_proc(idemq_worker_registry->launcher);
+	LWLockRelease(&idemq_worker_registry->workers_lock);
 }
 
 /*
@@ -312,11 +278,11 @@ idemq_worker_forget_database(Oid database)
 {
 	WorkerSlot *worker;
 
-	LWLockAcquire(&worker_registry->workers_lock, LW_EXCLUSIVE);
+	LWLockAcquire(&idemq_worker_registry->workers_lock, LW_EXCLUSIVE);
 	worker = worker_of(database);
 	if (worker != NULL && worker->pid == 0)
 		worker->state = worker->away > 0 ? WORKER_HELD : WORKER_FREE;
-	LWLockRelease(&worker_registry->workers_lock);
+	LWLockRelease(&idemq_worker_registry->workers_lock);
 }
 
 /*
@@ -330,30 +296,30 @@ idemq_worker_signal(Oid database, pid_t pid, int signal_number)
 	WorkerSlot *worker;
 	bool there;
 
-	LWLockAcquire(&worker_registry->workers_lock, LW_SHARED);
+	LWLockAcquire(&idemq_worker_registry->workers_lock, LW_SHARED);
 	worker = worker_of(database);
 	there = worker != NULL && worker->pid == pid;
 	if (there && signal_number != 0)
 		(void) kill(pid, signal_number);
-	LWLockRelease(&worker_registry->workers_lock);
+	LWLockRelease(&idemq_worker_registry->workers_lock);
 	return there;
 }
 
 static void
 detach_launcher(int code, Datum arg)
 {
-	LWLockAcquire(&worker_registry->workers_lock, LW_EXCLUSIVE);
-	worker_registry->launcher = -1;
-	LWLockRelease(&worker_registry->workers_lock);
+	LWLockAcquire(&idemq_worker_registry->workers_lock, LW_EXCLUSIVE);
+	idemq_worker_registry->launcher = -1;
+	LWLockRelease(&idemq_worker_registry->workers_lock);
 }
 
 /* Registers this process as the launcher. */
 void
 idemq_workers_attach_launcher(void)
 {
-	LWLockAcquire(&worker_registry->workers_lock, LW_EXCLUSIVE);
-	worker_registry->launcher = IDEMQ_MY_PROC_NUMBER;
-	LWLockRelease(&worker_registry->workers_lock);
+	LWLockAcquire(&idemq_worker_registry->workers_lock, LW_EXCLUSIVE);
+	idemq_worker_registry->launcher = IDEMQ_MY_PROC_NUMBER;
+	LWLockRelease(&idemq_worker_registry->workers_lock);
 	on_shmem_exit(detach_launcher, (Datum) 0);
 }
 
@@ -367,16 +333,16 @@ idemq_workers_list(bool starting, WorkerSlotCopy *copies, int max)
 	WorkerSlotState state = starting ? WORKER_STARTING : WORKER_WANTED;
 	int count = 0;
 
-	LWLockAcquire(&worker_registry->workers_lock, LW_SHARED);
+	LWLockAcquire(&idemq_worker_registry->workers_lock, LW_SHARED);
 	for (int i = 0; i < idemq_workers_max() && count < max; i++)
 	{
-		WorkerSlot *worker = &worker_registry->workers[i];
+		WorkerSlot *worker = &idemq_worker_registry->workers[i];
 
 		if (worker->state == state && worker->away == 0)
 			copies[count++] =
 				(WorkerSlotCopy){i, worker->database, worker->serial, worker->not_before};
 	}
-	LWLockRelease(&worker_registry->workers_lock);
+	LWLockRelease(&idemq_worker_registry->workers_lock);
 	return count;
 }
 
@@ -387,7 +353,7 @@ idemq_workers_list(bool starting, WorkerSlotCopy *copies, int max)
 static WorkerSlot *
 same_worker(const WorkerSlotCopy *copy)
 {
-	WorkerSlot *worker = &worker_registry->workers[copy->index];
+	WorkerSlot *worker = &idemq_worker_registry->workers[copy->index];
 
 	if (worker->state == WORKER_FREE || worker->database != copy->database ||
 		worker->serial != copy->serial)
@@ -405,7 +371,7 @@ idemq_worker_start_noted(WorkerSlotCopy *copy)
 	WorkerSlot *worker;
 	bool wanted;
 
-	LWLockAcquire(&worker_registry->workers_lock, LW_EXCLUSIVE);
+	LWLockAcquire(&idemq_worker_registry->workers_lock, LW_EXCLUSIVE);
 	worker = same_worker(copy);
 	wanted = worker != NULL && worker->state == WORKER_WANTED && worker->away == 0;
 	if (wanted)
@@ -414,7 +380,7 @@ idemq_worker_start_noted(WorkerSlotCopy *copy)
 		worker->started_at = idemq_mono_now();
 		copy->serial = ++worker->serial;
 	}
-	LWLockRelease(&worker_registry->workers_lock);
+	LWLockRelease(&idemq_worker_registry->workers_lock);
 	return wanted;
 }
 
@@ -426,10 +392,10 @@ idemq_worker_tells_of_update(void)
 {
 	bool tells;
 
-	LWLockAcquire(&worker_registry->workers_lock, LW_EXCLUSIVE);
-	tells = !my_worker_slot->told;
-	my_worker_slot->told = true;
-	LWLockRelease(&worker_registry->workers_lock);
+	LWLockAcquire(&idemq_worker_registry->workers_lock, LW_EXCLUSIVE);
+	tells = !idemq_my_worker_slot->told;
+	idemq_my_worker_slot->told = true;
+	LWLockRelease(&idemq_worker_registry->workers_lock);
 	return tells;
 }
 
@@ -437,16 +403,16 @@ idemq_worker_tells_of_update(void)
 void
 idemq_worker_start_failed(int index, int64 again_in)
 {
-	WorkerSlot *worker = &worker_registry->workers[index];
+	WorkerSlot *worker = &idemq_worker_registry->workers[index];
 
-	LWLockAcquire(&worker_registry->workers_lock, LW_EXCLUSIVE);
+	LWLockAcquire(&idemq_worker_registry->workers_lock, LW_EXCLUSIVE);
 	if (worker->state == WORKER_STARTING)
 	{
 		worker->state = WORKER_WANTED;
 		worker->failures++;
 		worker->not_before = idemq_mono_now() + again_in;
 	}
-	LWLockRelease(&worker_registry->workers_lock);
+	LWLockRelease(&idemq_worker_registry->workers_lock);
 }
 
 /* Frees the worker slot of a database that no longer exists. */
@@ -455,11 +421,11 @@ idemq_worker_forget(const WorkerSlotCopy *copy)
 {
 	WorkerSlot *worker;
 
-	LWLockAcquire(&worker_registry->workers_lock, LW_EXCLUSIVE);
+	LWLockAcquire(&idemq_worker_registry->workers_lock, LW_EXCLUSIVE);
 	worker = same_worker(copy);
 	if (worker != NULL && worker->pid == 0 && worker->away == 0)
 		worker->state = WORKER_FREE;
-	LWLockRelease(&worker_registry->workers_lock);
+	LWLockRelease(&idemq_worker_registry->workers_lock);
 }
 
 /* Gives back the worker slot when this worker exits. */
@@ -468,25 +434,25 @@ detach_worker(int code, Datum arg)
 {
 	int64 now = idemq_mono_now();
 
-	LWLockAcquire(&worker_registry->workers_lock, LW_EXCLUSIVE);
-	if (my_worker_slot->pid ==
+	LWLockAcquire(&idemq_worker_registry->workers_lock, LW_EXCLUSIVE);
+	if (idemq_my_worker_slot->pid ==
 		MyProcPid) /* otherwise idemq_worker_found_nothing has given it back */
 	{
-		my_worker_slot->pid = 0;
-		my_worker_slot->proc = -1;
-		pg_atomic_write_u64(&my_worker_slot->asleep_until, PG_UINT64_MAX);
-		my_worker_slot->state = WORKER_WANTED;
-		if (now - my_worker_slot->started_at > LONG_LIFE || my_worker_slot->away > 0)
-			my_worker_slot->failures = 0;
-		my_worker_slot->not_before =
-			my_worker_slot->away > 0
+		idemq_my_worker_slot->pid = 0;
+		idemq_my_worker_slot->proc = -1;
+		pg_atomic_write_u64(&idemq_my_worker_slot->asleep_until, PG_UINT64_MAX);
+		idemq_my_worker_slot->state = WORKER_WANTED;
+		if (now - idemq_my_worker_slot->started_at > LONG_LIFE || idemq_my_worker_slot->away > 0)
+			idemq_my_worker_slot->failures = 0;
+		idemq_my_worker_slot->not_before =
+			idemq_my_worker_slot->away > 0
 				? 0
-				: now + (RESTART_DELAY << Min(my_worker_slot->failures, MAX_DOUBLINGS));
-		if (my_worker_slot->away == 0)
-			my_worker_slot->failures++;
+				: now + (RESTART_DELAY << Min(idemq_my_worker_slot->failures, MAX_DOUBLINGS));
+		if (idemq_my_worker_slot->away == 0)
+			idemq_my_worker_slot->failures++;
 	}
-	wake_proc(worker_registry->launcher);
-	LWLockRelease(&worker_registry->workers_lock);
+	wake_proc(idemq_worker_registry->launcher);
+	LWLockRelease(&idemq_worker_registry->workers_lock);
 }
 
 /*
@@ -496,10 +462,10 @@ detach_worker(int code, Datum arg)
 bool
 idemq_worker_attach(int index, uint64 serial, Oid *database)
 {
-	WorkerSlot *worker = &worker_registry->workers[index];
+	WorkerSlot *worker = &idemq_worker_registry->workers[index];
 	bool wanted;
 
-	LWLockAcquire(&worker_registry->workers_lock, LW_EXCLUSIVE);
+	LWLockAcquire(&idemq_worker_registry->workers_lock, LW_EXCLUSIVE);
 	wanted = worker->state == WORKER_STARTING && worker->serial == serial;
 	if (wanted)
 	{
@@ -510,10 +476,10 @@ idemq_worker_attach(int index, uint64 serial, Oid *database)
 		pg_atomic_write_u64(&worker->beat, (uint64) idemq_mono_now());
 		(void) pg_atomic_fetch_or_u32(&worker->asked, WORKER_ASKED_RECHECK);
 	}
-	LWLockRelease(&worker_registry->workers_lock);
+	LWLockRelease(&idemq_worker_registry->workers_lock);
 	if (wanted)
 	{
-		my_worker_slot = worker;
+		idemq_my_worker_slot = worker;
 		on_shmem_exit(detach_worker, (Datum) 0);
 	}
 	return wanted;
@@ -529,15 +495,15 @@ idemq_worker_found_nothing(void)
 	bool nothing;
 
 	IDEMQ_STOP("idemq_worker_found_nothing");
-	LWLockAcquire(&worker_registry->workers_lock, LW_EXCLUSIVE);
-	nothing = (pg_atomic_read_u32(&my_worker_slot->asked) & WORKER_ASKED_RECHECK) == 0;
+	LWLockAcquire(&idemq_worker_registry->workers_lock, LW_EXCLUSIVE);
+	nothing = (pg_atomic_read_u32(&idemq_my_worker_slot->asked) & WORKER_ASKED_RECHECK) == 0;
 	if (nothing)
 	{
-		my_worker_slot->state = my_worker_slot->away > 0 ? WORKER_HELD : WORKER_FREE;
-		my_worker_slot->pid = 0;
-		my_worker_slot->proc = -1;
+		idemq_my_worker_slot->state = idemq_my_worker_slot->away > 0 ? WORKER_HELD : WORKER_FREE;
+		idemq_my_worker_slot->pid = 0;
+		idemq_my_worker_slot->proc = -1;
 	}
-	LWLockRelease(&worker_registry->workers_lock);
+	LWLockRelease(&idemq_worker_registry->workers_lock);
 	return nothing;
 }
 
@@ -547,9 +513,9 @@ idemq_worker_is_wanted(void)
 {
 	bool wanted;
 
-	LWLockAcquire(&worker_registry->workers_lock, LW_SHARED);
-	wanted = my_worker_slot->away == 0;
-	LWLockRelease(&worker_registry->workers_lock);
+	LWLockAcquire(&idemq_worker_registry->workers_lock, LW_SHARED);
+	wanted = idemq_my_worker_slot->away == 0;
+	LWLockRelease(&idemq_worker_registry->workers_lock);
 	return wanted;
 }
 
@@ -565,9 +531,9 @@ idemq_worker_comes(void)
 
 	if (!idemq_worker)
 		return false;
-	LWLockAcquire(&worker_registry->workers_lock, LW_SHARED);
+	LWLockAcquire(&idemq_worker_registry->workers_lock, LW_SHARED);
 	worker = worker_of(MyDatabaseId);
 	comes = worker == NULL || worker->away == 0;
-	LWLockRelease(&worker_registry->workers_lock);
+	LWLockRelease(&idemq_worker_registry->workers_lock);
 	return comes;
 }
