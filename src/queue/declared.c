@@ -58,7 +58,7 @@ static const SqlField declared_fields[] = {SQL_FIELD(DeclaredDifference, is_new)
 										   SQL_FIELD(DeclaredDifference, kept_names),
 										   SQL_FIELD(DeclaredDifference, kept_details)};
 
-/* Made by declared_build, for so many settings. */
+/* The text is made by declared_build, for built_for settings. */
 static SqlStatement compare_declared = {.few = true, .types = {INT4OID}};
 static SqlStatement store_declared = {.latest = true, .types = {INT4OID}};
 static int built_for = 0;
@@ -143,7 +143,7 @@ statement_arguments(FunctionCallInfo settings, int32 queue_id, Datum *values, ch
 
 /*
  * Compares a declaration with the last one, and with the settings of the queue, as they are now.
- * Returns false when there is no such queue any more.  Takes no lock but AccessShareLock.
+ * Returns false if the queue no longer exists.  Takes only AccessShareLock.
  */
 bool
 idemq_declared_compare(FunctionCallInfo settings, int32 queue_id, DeclaredDifference *difference)

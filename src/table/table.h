@@ -508,7 +508,7 @@ extern DependencyEdge *idemq_dependency_edges(const DependencyEdge *behind, int 
  *		Writes to idemq.dependencies and idemq.children.
  */
 
-/* A job that is to wait for its parents. */
+/* A new job that must wait for its parents. */
 typedef struct NewDependencies
 {
 	int64 child;

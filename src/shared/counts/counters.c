@@ -395,15 +395,25 @@ idemq_counters_begin_count(Snapshot *snapshot)
 	return start;
 }
 
-/* Ends this session's count.  counted: it was completed.  All locks must be held. */
+/*
+ * Ends this session's count, if it is counting.  completed: counts is the result; queues that are
+ * not in it have no jobs.
+ */
 static void
-finish_count(bool counted, const QueueCount *counts, int ncounts)
+finish_count(bool completed, const QueueCount *counts, int ncounts)
 {
-	CountBase *base = find_base(MyDatabaseId);
+	CountBase *base;
 
+	if (!counting_here)
+		return;
+	lock_all();
 	counting_here = false;
+	base = find_base(MyDatabaseId);
 	if (base == NULL || base->counter != IDEMQ_MY_PROC_NUMBER)
-		return; /* the database was forgotten in the meantime */
+	{
+		unlock_all(); /* the database was forgotten in the meantime */
+		return;
+	}
 	for (int i = 0; i < ncounts; i++)
 	{
 		QueueCounters *queue = counts[i].index < 0 ? NULL
@@ -421,33 +431,28 @@ finish_count(bool counted, const QueueCount *counts, int ncounts)
 		if (queue->database != MyDatabaseId)
 			continue;
 		add(queue, CHANGES, 1);
-		queue->known |= counted && queue->counting;
+		queue->known |= completed && queue->counting;
 		queue->counting = false;
 	}
 	base->counter = NO_COUNTER;
 	base->next_count = idemq_mono_now() +
 					   Max(COUNT_INTERVAL, (idemq_stopwatch() - count_began) * COUNT_SHARE);
+	unlock_all();
 }
 
-/* Ends the count of this session with its result; queues that are not in counts have no jobs. */
+/* Ends the count of this session with its result. */
 void
 idemq_counters_end_count(const QueueCount *counts, int ncounts)
 {
 	IDEMQ_STOP("idemq_counters_end_count");
-	lock_all();
 	finish_count(true, counts, ncounts);
-	unlock_all();
 }
 
-/* Ends the count of this session without a result, if this session is counting. */
+/* Ends the count of this session, if any, without a result. */
 void
 idemq_counters_cancel_count(void)
 {
-	if (!counting_here)
-		return;
-	lock_all();
 	finish_count(false, NULL, 0);
-	unlock_all();
 }
 
 /* Makes the gauges of a database unknown, because rows have changed without having been counted. */

@@ -149,7 +149,7 @@ typedef struct WorkerSlotCopy
 
 extern const ShmemPart idemq_workers_part;
 
-/* for everybody */
+/* for all sessions */
 extern bool idemq_worker_want(Oid database);
 extern void idemq_worker_announce_use(void);
 extern void idemq_worker_recheck(Oid database);
@@ -240,7 +240,7 @@ typedef enum HandlerReserve
 
 extern const ShmemPart idemq_handlers_part;
 
-/* for everybody */
+/* for all sessions */
 extern void idemq_handler_call(QueueState *qstate);
 extern void idemq_handler_crashed(QueueState *qstate, bool again);
 extern void idemq_handler_processes(HandlerKey key, int *processes, int *busy);
@@ -295,7 +295,7 @@ extern bool idemq_worker_task_counts(uint64 counts[TASK_KINDS][TASK_COUNTS]);
 
 extern const ShmemPart idemq_worker_marks_part;
 
-/* for everybody */
+/* for all sessions */
 extern bool idemq_worker_present(void);
 extern void idemq_worker_need_by(int64 mono);
 extern void idemq_worker_need_for_queue(const QueueState *qstate, int64 mono);
@@ -334,7 +334,7 @@ extern TimestampTz idemq_clock_counted_at(void);
 
 /*
  * due_times.c
- *		When the background worker is to do what for a queue.
+ *		When the background worker must next do each kind of work for a queue.
  */
 
 extern int64 idemq_due_at(QueueState *qstate, DueKind kind);

@@ -12,7 +12,7 @@
  *		The sessions that sleep until there is work, and what wakes them.
  */
 
-/* The waiters for one thing: a bit for each session. */
+/* A set of waiters: a bit for each session. */
 typedef struct Waiters
 {
 	pg_atomic_uint32 count;						  /* never less than the bits set; no lock */
@@ -45,7 +45,7 @@ extern void idemq_wake_for_results(Oid database);
 
 /*
  * end_wait.c
- *		Ending the waits of other sessions early, as if their timeouts had passed.
+ *		Ends the waits of other sessions early, as if their timeouts had passed.
  */
 
 extern const ShmemPart idemq_end_wait_part;
