@@ -78,15 +78,16 @@ setting_count(FunctionCallInfo settings)
 static void
 add_setting(int i, StringInfo compared, StringInfo stored)
 {
-	const char *name = idemq_setting_name(i);
-	const char *none = idemq_setting_none(i);
+	SettingKind kind = idemq_queue_settings[i].kind;
+	const char *name = idemq_queue_settings[i].name;
+	const char *none = idemq_setting_nones[kind];
 	const char *comma = i > 0 ? ", " : "";
 	char *value = none != NULL ? psprintf("nullif($%d, %s)", i + 2, none) : psprintf("$%d", i + 2);
 	char *last = psprintf("q.declared->'%s'", name);
 	char *declared = psprintf("coalesce(to_jsonb(%s), 'null')", value);
 	char *is_new;
 
-	if (idemq_setting_type(i) == INTERVALOID)
+	if (idemq_setting_types[kind] == INTERVALOID)
 		is_new = psprintf("CASE WHEN %s = %s THEN false WHEN jsonb_typeof(%s) = 'string' "
 						  "THEN (q.declared->>'%s')::interval IS DISTINCT FROM %s ELSE true END",
 						  last, declared, last, name, value);
@@ -100,7 +101,7 @@ add_setting(int i, StringInfo compared, StringInfo stored)
 					 "q.%s IS DISTINCT FROM %s, q.%s::text, %s::text)",
 					 comma, 1LL << i, name, i + 2, i + 2, is_new, name, value, name, value);
 	appendStringInfo(stored, "%s('%s', $%d IS NOT NULL, to_jsonb(%s))", comma, name, i + 2, value);
-	compare_declared.types[i + 1] = store_declared.types[i + 1] = idemq_setting_type(i);
+	compare_declared.types[i + 1] = store_declared.types[i + 1] = idemq_setting_types[kind];
 }
 
 /* Makes the text of the statements, at their first use. */
@@ -198,26 +199,28 @@ creator_defaults(void)
 
 /* Returns the value that stands for "none". */
 static Datum
-none_datum(int i)
+none_datum(SettingKind kind)
 {
-	if (idemq_setting_type(i) == INT4OID)
-		return Int32GetDatum(0);
-	if (idemq_setting_type(i) == INTERVALOID)
-		return idemq_interval_datum(0);
-	return CStringGetTextDatum("");
+	return kind == SETTING_LIMIT	 ? Int32GetDatum(0)
+		   : kind == SETTING_TIMEOUT ? idemq_interval_datum(0)
+									 : CStringGetTextDatum("");
 }
 
 /* Returns whether a value stands for "none". */
 static bool
-is_none(int i, Datum value)
+is_none(SettingKind kind, Datum value)
 {
-	if (idemq_setting_none(i) == NULL)
-		return false;
-	if (idemq_setting_type(i) == INT4OID)
-		return DatumGetInt32(value) == 0;
-	if (idemq_setting_type(i) == INTERVALOID)
-		return idemq_interval_usecs(DatumGetIntervalP(value)) == 0;
-	return VARSIZE_ANY_EXHDR(DatumGetTextPP(value)) == 0;
+	switch (kind)
+	{
+		case SETTING_LIMIT:
+			return DatumGetInt32(value) == 0;
+		case SETTING_TIMEOUT:
+			return idemq_interval_usecs(DatumGetIntervalP(value)) == 0;
+		case SETTING_QUEUE:
+			return VARSIZE_ANY_EXHDR(DatumGetTextPP(value)) == 0;
+		default:
+			return false;
+	}
 }
 
 /* Names every setting that a declaration does not name, with its default. */
@@ -236,7 +239,8 @@ idemq_declared_name_all(FunctionCallInfo settings)
 		if (!setting->isnull)
 			continue;
 		value = castNode(Const, eval_const_expressions(NULL, list_nth(defaults, i)));
-		setting->value = value->constisnull ? none_datum(i) : value->constvalue;
+		setting->value = value->constisnull ? none_datum(idemq_queue_settings[i].kind)
+											: value->constvalue;
 		setting->isnull = false;
 	}
 }
@@ -247,5 +251,6 @@ idemq_declared_for_create(FunctionCallInfo settings)
 {
 	idemq_declared_name_all(settings);
 	for (int i = 0; i < setting_count(settings); i++)
-		settings->args[i + 1].isnull = is_none(i, settings->args[i + 1].value);
+		settings->args[i + 1].isnull =
+			is_none(idemq_queue_settings[i].kind, settings->args[i + 1].value);
 }

@@ -66,6 +66,30 @@ typedef char QueueName[IDEMQ_MAX_QUEUE_NAME + 1];
 #define SETTING_MEMBER(name, kind, least, most) SETTING_TYPE_##kind name;
 /* clang-format on */
 
+typedef enum SettingKind
+{
+	SETTING_INTERVAL,
+	SETTING_FLOAT,
+	SETTING_INT,
+	SETTING_LIMIT,	 /* NULL is "no limit", and 0 to alter_queue */
+	SETTING_TIMEOUT, /* NULL is "none", and 0 to alter_queue */
+	SETTING_QUEUE,	 /* NULL is "none", and '' to alter_queue */
+	SETTING_BOOL
+} SettingKind;
+
+typedef struct QueueSetting
+{
+	const char *name;
+	SettingKind kind;
+	double least;
+	double most;
+} QueueSetting;
+
+extern const QueueSetting idemq_queue_settings[]; /* in the order of QUEUE_SETTINGS */
+/* The SQL type of a SettingKind; and what alter_queue takes for "none", in SQL, or NULL. */
+extern const Oid idemq_setting_types[];
+extern const char *const idemq_setting_nones[];
+
 /* A queue and its settings. */
 typedef struct QueueInfo
 {
@@ -90,9 +114,6 @@ extern void idemq_settings_check(FunctionCallInfo fcinfo, bool is_new);
 extern void idemq_settings_check_lease(const QueueInfo *queue, int64 lease);
 extern int64 idemq_settings_lease(const QueueInfo *queue, int64 asked);
 extern int idemq_setting_arg(const char *name);
-extern const char *idemq_setting_name(int i);
-extern Oid idemq_setting_type(int i);
-extern const char *idemq_setting_none(int i);
 extern bool idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id);
 extern bool idemq_settings_is_inserting(void);
 extern void idemq_settings_update(FunctionCallInfo fcinfo, const char *name, bool latest);

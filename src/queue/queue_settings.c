@@ -18,48 +18,28 @@
 #include "base/base.h"
 #include "queue/queue.h"
 
-typedef enum SettingKind
-{
-	SETTING_INTERVAL,
-	SETTING_FLOAT,
-	SETTING_INT,
-	SETTING_LIMIT,	 /* NULL is "no limit", and 0 to alter_queue */
-	SETTING_TIMEOUT, /* NULL is "none", and 0 to alter_queue */
-	SETTING_QUEUE,	 /* NULL is "none", and '' to alter_queue */
-	SETTING_BOOL
-} SettingKind;
-
-typedef struct QueueSetting
-{
-	const char *name;
-	SettingKind kind;
-	double least;
-	double most;
-} QueueSetting;
-
 /* clang-format off */
 #define SETTING_ROW(name, kind, least, most) {#name, SETTING_##kind, least, most},
 #define SETTING_FIELD(name, kind, least, most) SQL_FIELD(QueueInfo, name),
 #define SETTING_COLUMN(name, kind, least, most) ", " #name
 /* clang-format on */
 
-static const QueueSetting settings[] = {QUEUE_SETTINGS(SETTING_ROW)};
+const QueueSetting idemq_queue_settings[] = {QUEUE_SETTINGS(SETTING_ROW)};
 
 /* With the name, which is argument 0 of the functions and parameter 1 of the statements. */
-#define SETTING_ARGS (lengthof(settings) + 1)
+#define SETTING_ARGS (lengthof(idemq_queue_settings) + 1)
 
 StaticAssertDecl(SETTING_ARGS <= SQL_MAX_ARGS, "more settings than parameters of a statement");
 
-static const Oid sql_types[] =
+const Oid idemq_setting_types[] =
 	{[SETTING_INTERVAL] = INTERVALOID, [SETTING_FLOAT] = FLOAT8OID,		[SETTING_INT] = INT4OID,
 	 [SETTING_LIMIT] = INT4OID,		   [SETTING_TIMEOUT] = INTERVALOID, [SETTING_QUEUE] = TEXTOID,
 	 [SETTING_BOOL] = BOOLOID};
 
-/* What alter_queue takes for "none", in SQL; NULL for a setting that a queue always has. */
-static const char *const none_values[] = {[SETTING_LIMIT] = "0",
-										  [SETTING_TIMEOUT] = "interval '0'",
-										  [SETTING_QUEUE] = "''",
-										  [SETTING_BOOL] = NULL};
+const char *const idemq_setting_nones[] = {[SETTING_LIMIT] = "0",
+										   [SETTING_TIMEOUT] = "interval '0'",
+										   [SETTING_QUEUE] = "''",
+										   [SETTING_BOOL] = NULL};
 
 static const SqlField queue_fields[] = {SQL_FIELD(QueueInfo, id),
 										SQL_FIELD(QueueInfo, name),
@@ -103,10 +83,10 @@ settings_build(void)
 		return;
 	initStringInfo(&parameters);
 	initStringInfo(&changes);
-	for (int i = 0; i < (int) lengthof(settings); i++)
+	for (int i = 0; i < (int) lengthof(idemq_queue_settings); i++)
 	{
-		const char *name = settings[i].name;
-		const char *none = none_values[settings[i].kind];
+		const char *name = idemq_queue_settings[i].name;
+		const char *none = idemq_setting_nones[idemq_queue_settings[i].kind];
 		int parameter = i + 2;
 
 		appendStringInfo(&parameters, ", $%d", parameter);
@@ -114,7 +94,8 @@ settings_build(void)
 						 none != NULL ? "%s%s = nullif(coalesce($%d, %s), %s)"
 									  : "%s%s = coalesce($%d, %s)",
 						 i > 0 ? ", " : "", name, parameter, name, none);
-		insert_queue.types[i + 1] = update_queue.types[i + 1] = sql_types[settings[i].kind];
+		insert_queue.types[i + 1] = update_queue.types[i + 1] =
+			idemq_setting_types[idemq_queue_settings[i].kind];
 	}
 	insert_queue.text = MemoryContextStrdup(
 		TopMemoryContext,
@@ -135,10 +116,10 @@ settings_build(void)
 void
 idemq_settings_check(FunctionCallInfo fcinfo, bool is_new)
 {
-	for (int i = 0; i < (int) lengthof(settings); i++)
+	for (int i = 0; i < (int) lengthof(idemq_queue_settings); i++)
 	{
-		const QueueSetting *setting = &settings[i];
-		bool may_be_none = none_values[setting->kind] != NULL;
+		const QueueSetting *setting = &idemq_queue_settings[i];
+		bool may_be_none = idemq_setting_nones[setting->kind] != NULL;
 		double least = may_be_none && !is_new ? 0 : setting->least;
 		int n = i + 1;
 
@@ -200,36 +181,12 @@ idemq_settings_lease(const QueueInfo *queue, int64 asked)
 int
 idemq_setting_arg(const char *name)
 {
-	for (int i = 0; i < (int) lengthof(settings); i++)
+	for (int i = 0; i < (int) lengthof(idemq_queue_settings); i++)
 	{
-		if (strcmp(settings[i].name, name) == 0)
+		if (strcmp(idemq_queue_settings[i].name, name) == 0)
 			return i + 1;
 	}
 	elog(ERROR, "unknown setting \"%s\"", name);
-}
-
-/* Returns the name of setting i, counted from 0; NULL after the last. */
-const char *
-idemq_setting_name(int i)
-{
-	return i < (int) lengthof(settings) ? settings[i].name : NULL;
-}
-
-/* Returns the SQL type of a setting. */
-Oid
-idemq_setting_type(int i)
-{
-	return sql_types[settings[i].kind];
-}
-
-/*
- * Returns what alter_queue and ensure_queue take for "none", in SQL; NULL if there is no such
- * value.
- */
-const char *
-idemq_setting_none(int i)
-{
-	return none_values[settings[i].kind];
 }
 
 /* A statement of its own, because its trigger stores the OID of the role (hooks/row_triggers.c). */
