@@ -166,7 +166,7 @@ idemq_settings_check_lease(const QueueInfo *queue, int64 lease)
 }
 
 /*
- * Returns the effective lease: the requested length, or with 0 the queue's default, capped by
+ * Returns the effective lease: the requested length, or, if that is 0, the queue's default; at most
  * job_timeout.
  */
 int64
