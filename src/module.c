@@ -34,7 +34,7 @@ static const ShmemPart *const parts[] = {
 	&idemq_qstates_part,		&idemq_leases_part,
 	&idemq_lease_sessions_part, &idemq_lease_shares_part,
 	&idemq_buckets_part,		&idemq_workers_part,
-	&idemq_due_queues_part,		&idemq_wake_part,
+	&idemq_worker_marks_part,	&idemq_wake_part,
 	&idemq_wanted_room_part,	&idemq_handlers_part,
 	&idemq_notify_ring_part,	&idemq_end_wait_part,
 	&idemq_unfinished_part,		&idemq_unfinished_open_part,

@@ -5,8 +5,8 @@
  *
  * If idemq.test_clock is on, advance_clock moves idemq's clocks ahead (base/clock.c), makes every
  * process that sleeps until some time look at the new time, and returns when the background worker
- * has done everything that came due (shared/waiters/clock_call.c).  On a standby, or if idemq.worker
- * is off, it only moves the clock.
+ * has done everything that came due (shared/processes/clock_call.c).  On a standby, or if
+ * idemq.worker is off, it only moves the clock.
  *
  * What is due may not get done: another transaction may hold a row, a trigger may raise an error,
  * or there may be no room for a worker.  So advance_clock waits for at most PATIENCE, and then
@@ -29,7 +29,6 @@
 #include "schedule/schedule.h"
 #include "shared/leases/leases.h"
 #include "shared/processes/processes.h"
-#include "shared/waiters/waiters.h"
 
 /* Maximum time that it waits, and how often it checks that there still is a worker. */
 #define PATIENCE (30 * USECS_PER_SEC)

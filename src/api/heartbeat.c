@@ -18,8 +18,8 @@
 #include "job/job.h"
 #include "queue/queue.h"
 #include "shared/leases/leases.h"
+#include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
-#include "shared/waiters/waiters.h"
 #include "table/table.h"
 
 /* As idemq_lease_beat; notes the new deadline, which may be earlier than the old one. */

@@ -26,7 +26,7 @@
  * comes due by time, nor for a group whose head the worker had been called to promote.  The next
  * claim finds the job, and so does the waiter when its own wait ends.
  *
- * wait_for_room is woken by sessions that free room (shared/queue_states/unfinished.c).  Room may be
+ * wait_for_room is woken by sessions that free room (shared/counts/unfinished.c).  Room may be
  * promised to a session that does not use it.  Only the background worker takes back such a promise,
  * so without a worker, each waiter checks once per second.
  *
@@ -60,6 +60,7 @@
 #include "base/compat.h"
 #include "job/job.h"
 #include "queue/queue.h"
+#include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 #include "table/table.h"
@@ -112,7 +113,7 @@ pass_on(const Target *target)
 	if (target->room > 0)
 		idemq_room_pass_on(idemq_waiters_room_index(target->waiters), target->room);
 	else
-		(void) idemq_waiters_wake(target->waiters, 1);
+		(void) idemq_waiters_wake(target->waiters, InvalidOid, 1);
 }
 
 /* Has the bit in the set that is right now; notes whether the target was signalled. */

@@ -11,6 +11,7 @@
 #include "fmgr.h"
 #include "funcapi.h"
 #include "miscadmin.h"
+#include "port/atomics.h"
 #include "storage/itemptr.h"
 #include "utils/array.h"
 #include "utils/hsearch.h"
@@ -376,6 +377,7 @@ extern int idemq_purge_interval;  /* ms; 0 or -1: off */
 
 extern void idemq_settings_define(void);
 extern int idemq_queue_count(void);
+extern int idemq_session_count(void);
 
 /*
  * shmem.c

@@ -147,3 +147,10 @@ idemq_queue_count(void)
 {
 	return idemq_max_queues;
 }
+
+/* Returns the number of sessions; the count callback of arrays with one element per session. */
+int
+idemq_session_count(void)
+{
+	return MaxBackends;
+}

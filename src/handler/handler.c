@@ -96,7 +96,7 @@ handler_leave(bool has_claimed)
 
 	joined = NULL;
 	if (waiters != NULL && idemq_waiters_leave(waiters) && !has_claimed)
-		(void) idemq_waiters_wake(waiters, 1);
+		(void) idemq_waiters_wake(waiters, InvalidOid, 1);
 }
 
 /*

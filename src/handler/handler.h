@@ -11,7 +11,7 @@
 #include "utils/guc.h"
 
 #include "queue/queue.h"
-#include "shared/processes/processes.h"
+#include "shared/queue_states/queue_states.h"
 
 typedef struct ClaimedJob
 {

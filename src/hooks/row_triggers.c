@@ -145,9 +145,9 @@ note_move(const JobVersion *before, const JobVersion *after)
 	QueueState *qstate;
 
 	if (idemq_may_have_dependencies(qstate_of(before), after->id))
-		idemq_jobs_moved_child(after->id, after->queue_id);
+		idemq_dependency_child_moved(after->id, after->queue_id);
 	if (after->status == JOB_PENDING)
-		idemq_jobs_moved_event_wait(after->id);
+		idemq_event_wait_moved(after->id);
 	qstate = qstate_of(after);
 	idemq_dependency_note(qstate, after->id);
 	/*

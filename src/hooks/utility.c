@@ -80,7 +80,10 @@ static SqlStatement prepared_find =
 static ProcessUtility_hook_type next_process_utility = NULL;
 static object_access_hook_type prev_object_access = NULL;
 
-/* This session is counted among those that are changing shared memory (queue_states.c). */
+/*
+ * This session is counted among those that are changing shared memory
+ * (shared/queue_states/queue_states.c).
+ */
 static bool in_change = false;
 
 /*

@@ -17,6 +17,7 @@
 #include "job/job.h"
 #include "shared/groups/groups.h"
 #include "shared/leases/leases.h"
+#include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 #include "table/table.h"
@@ -179,7 +180,7 @@ scan_queue(ClaimCall *call, bool from_start)
 	idemq_jobs_close(&table);
 	/* A signal may be lost with its waiter: if jobs are left, wake the next one. */
 	if (call->scan.more && idemq_limit_has_room(&call->scan.queue, &view))
-		(void) idemq_waiters_wake(idemq_waiters_of_queue(call->scan.queue.qstate), 1);
+		(void) idemq_waiters_wake(idemq_waiters_of_queue(call->scan.queue.qstate), InvalidOid, 1);
 }
 
 /* Returns whether there may be heads to promote that a claim can use. */

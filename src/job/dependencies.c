@@ -72,7 +72,6 @@
 #include "shared/groups/groups.h"
 #include "shared/leases/leases.h"
 #include "shared/processes/processes.h"
-#include "shared/waiters/waiters.h"
 #include "table/table.h"
 #include "txn/txn.h"
 

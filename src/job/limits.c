@@ -2,7 +2,7 @@
  * job/limits.c
  *		Whether a queue's max_running and rate_limit allow a claim.
  *
- * max_running bounds the count of the queue's lease entries, which shared/queue_states/running.c
+ * max_running bounds the count of the queue's lease entries, which shared/leases/running.c
  * keeps, with the reason why it is never passed and no wake-up is lost.
  *
  * rate_limit is a limit of base/rates.c on the queue state's rate; each claim costs one.  What was
@@ -10,7 +10,7 @@
  * (idemq_starts_known_since).
  *
  * A claimer that a limit refuses is on record in the queue state's refused_by, and is woken when
- * there is room (shared/queue_states/running.c).  The rate allows the next claim by time alone: the
+ * there is room (shared/leases/running.c).  The rate allows the next claim by time alone: the
  * worker's timer is set to that time.
  *
  * Locks: rate has rate_mutex, a spinlock, held for arithmetic alone; refused_by is an atomic.
@@ -27,8 +27,8 @@
 #include "base/base.h"
 #include "job/job.h"
 #include "shared/leases/leases.h"
+#include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
-#include "shared/waiters/waiters.h"
 #include "txn/txn.h"
 
 /* While a queue waits for room in the lease table, it is checked this often. */

@@ -19,6 +19,7 @@
 #include "base/compat.h"
 #include "job/job.h"
 #include "shared/leases/leases.h"
+#include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 #include "table/table.h"

@@ -27,7 +27,6 @@
 #include "shared/leases/leases.h"
 #include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
-#include "shared/waiters/waiters.h"
 #include "table/table.h"
 #include "txn/txn.h"
 

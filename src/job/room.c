@@ -2,7 +2,7 @@
  * job/room.c
  *		Whether a queue's max_unfinished allows new jobs.
  *
- * shared/queue_states/unfinished.c says what is counted, and proves that the limit holds.  This file
+ * shared/counts/unfinished.c says what is counted, and proves that the limit holds.  This file
  * asks it for room before a row is written, counts the rows if their number is not known, and raises
  * IQ007.
  *

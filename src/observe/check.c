@@ -223,7 +223,7 @@ SQL_FUNCTION(idemq_sql_check)
 			idemq_check_suspicion(&call, &tokens);
 		idemq_check_findings(&call, "steps");
 		idemq_check_findings(&call, "catalog");
-		if (idemq_jobs_has_index(call.table.rel, INDEX_READY))
+		if (OidIsValid(idemq_jobs_index(call.table.rel, INDEX_READY, true)))
 			idemq_check_ready(&call);
 		idemq_check_leases(&call);
 		idemq_check_groups(&call);

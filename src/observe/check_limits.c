@@ -25,17 +25,6 @@
 #include "shared/leases/leases.h"
 #include "shared/queue_states/queue_states.h"
 
-/* Adds the units of an entry to the sum of the queue state that counts it. */
-static bool
-visit_entry(Lease *lease, void *arg)
-{
-	int64 *sums = arg;
-
-	if (idemq_running_is_counted(&lease->running))
-		sums[lease->running.qstate_index] += lease->running.units;
-	return true;
-}
-
 /*
  * Compares each queue's count with its lease entries.  excess: by how much each count is too
  * large, in the order of call->queue_ids.  sums: working space for one number per queue state.
@@ -47,10 +36,19 @@ check_limits_compare(CheckCall *call, int64 *sums, int64 *excess, bool locked)
 	bool agree = true;
 
 	memset(sums, 0, idemq_max_queues * sizeof(int64));
-	if (locked)
-		idemq_leases_visit_locked(0, visit_entry, sums);
-	else
-		idemq_leases_visit(LW_SHARED, 0, visit_entry, sums);
+	for (int i = 0; i < LEASE_PARTITIONS; i++)
+	{
+		if (!locked)
+			idemq_leases_lock(i, LW_SHARED);
+		for (const Lease *lease = idemq_lease_first(i, 0); lease != NULL;
+			 lease = idemq_lease_next(lease, 0))
+		{
+			if (idemq_running_is_counted(&lease->running))
+				sums[lease->running.qstate_index] += lease->running.units;
+		}
+		if (!locked)
+			idemq_leases_unlock(i);
+	}
 	for (int i = 0; i < call->nqueues; i++)
 	{
 		const QueueState *qstate = idemq_qstate_find(MyDatabaseId, call->queue_ids[i]);
@@ -99,9 +97,11 @@ idemq_check_limits(CheckCall *call)
 
 	if (!check_limits_compare(call, sums, excess, false))
 	{
-		idemq_leases_lock_all(LW_SHARED);
+		for (int i = 0; i < LEASE_PARTITIONS; i++)
+			idemq_leases_lock(i, LW_SHARED);
 		(void) check_limits_compare(call, sums, excess, true);
-		idemq_leases_unlock_all();
+		for (int i = LEASE_PARTITIONS - 1; i >= 0; i--)
+			idemq_leases_unlock(i);
 	}
 	for (int i = 0; i < call->nqueues; i++)
 	{

@@ -1,22 +1,23 @@
 /*
  * queue/declared.c
- *		The settings that idemq.ensure_queue was called with: idemq.queues.declared, a jsonb object of
- *		names and values, where null is "none".
+ *		The settings that idemq.ensure_queue was called with: idemq.queues.declared, a jsonb object
+ *		of names and values, where null is "none".
  *
- * A declaration is a FunctionCallInfo as alter_queue has it: argument 0 is the name of the queue, and
- * argument i + 1 is setting i.  NULL means that the setting is not named; 0 and '' mean "none".
+ * A declaration is a FunctionCallInfo as alter_queue has it: argument 0 is the name of the queue,
+ * and argument i + 1 is setting i.  NULL means that the setting is not named; 0 and '' mean "none".
  *
- * A call adds the settings that it names to those of earlier calls.  So two programs, or two versions
- * of a program, that name different settings of a queue do not undo each other's declarations.  A
- * call with exact names every setting: those without an argument get their defaults.
+ * A call adds the settings that it names to those of earlier calls.  So two programs, or two
+ * versions of a program, that name different settings of a queue do not undo each other's
+ * declarations.  A call with exact names every setting: those without an argument get their
+ * defaults.
  *
  * Values are compared as their types compare them, so '1 day' and '24 h' are the same interval.
  * Everything is read by one statement under the latest snapshot, which takes no lock.  The writer
  * holds the lock of the queue's name, and then the lock of its row.
  *
- * The defaults are those of create_queue's arguments.  They are read from the catalog, because they are
- * defined only there.  The SQL objects may be older than this library, so the call determines the
- * number of settings.
+ * The defaults are those of create_queue's arguments.  They are read from the catalog, because they
+ * are defined only there.  The SQL objects may be older than this library, so the call determines
+ * the number of settings.
  */
 #include "postgres.h"
 
@@ -51,13 +52,13 @@
 	"coalesce(jsonb_object_agg(name, value), '{}') FROM (VALUES %s) v (name, is_named, value) "    \
 	"WHERE is_named) WHERE queue_id = $1"
 
-static const SqlField difference_fields[] = {SQL_FIELD(DeclaredDifference, is_new),
-											 SQL_FIELD(DeclaredDifference, differs),
-											 SQL_FIELD(DeclaredDifference, new_names),
-											 SQL_FIELD(DeclaredDifference, kept_names),
-											 SQL_FIELD(DeclaredDifference, kept_details)};
+static const SqlField declared_fields[] = {SQL_FIELD(DeclaredDifference, is_new),
+										   SQL_FIELD(DeclaredDifference, differs),
+										   SQL_FIELD(DeclaredDifference, new_names),
+										   SQL_FIELD(DeclaredDifference, kept_names),
+										   SQL_FIELD(DeclaredDifference, kept_details)};
 
-/* Made by build_statements, for so many settings. */
+/* The text is made by declared_build, for built_for settings. */
 static SqlStatement compare_declared = {.few = true, .types = {INT4OID}};
 static SqlStatement store_declared = {.latest = true, .types = {INT4OID}};
 static int built_for = 0;
@@ -70,47 +71,42 @@ setting_count(FunctionCallInfo settings)
 }
 
 /*
- * Returns an SQL expression: whether a setting was last declared with another value, or never.  Values
- * of one type have one form in jsonb, except for intervals.  Anything that was written there by hand
- * is another value, except that a text that is not an interval raises 22007.
+ * Adds what the two statements say about a setting.  Values of one type have one form in jsonb,
+ * except for intervals.  Anything that was written to declared by hand counts as another value,
+ * except that a text that is not an interval raises 22007.
  */
-static char *
-is_new_text(int i, const char *value)
-{
-	const char *name = idemq_setting_name(i);
-	char *stored = psprintf("q.declared->'%s'", name);
-	char *declared = psprintf("coalesce(to_jsonb(%s), 'null')", value);
-
-	if (idemq_setting_type(i) != INTERVALOID)
-		return psprintf("%s IS DISTINCT FROM %s", stored, declared);
-	return psprintf("CASE WHEN %s = %s THEN false WHEN jsonb_typeof(%s) = 'string' "
-					"THEN (q.declared->>'%s')::interval IS DISTINCT FROM %s ELSE true END",
-					stored, declared, stored, name, value);
-}
-
-/* Adds what the two statements say about a setting. */
 static void
 add_setting(int i, StringInfo compared, StringInfo stored)
 {
-	const char *name = idemq_setting_name(i);
-	const char *none = idemq_setting_none(i);
+	SettingKind kind = idemq_queue_settings[i].kind;
+	const char *name = idemq_queue_settings[i].name;
+	const char *none = idemq_setting_nones[kind];
 	const char *comma = i > 0 ? ", " : "";
 	char *value = none != NULL ? psprintf("nullif($%d, %s)", i + 2, none) : psprintf("$%d", i + 2);
+	char *last = psprintf("q.declared->'%s'", name);
+	char *declared = psprintf("coalesce(to_jsonb(%s), 'null')", value);
+	char *is_new;
+
+	if (idemq_setting_types[kind] == INTERVALOID)
+		is_new = psprintf("CASE WHEN %s = %s THEN false WHEN jsonb_typeof(%s) = 'string' "
+						  "THEN (q.declared->>'%s')::interval IS DISTINCT FROM %s ELSE true END",
+						  last, declared, last, name, value);
+	else
+		is_new = psprintf("%s IS DISTINCT FROM %s", last, declared);
 
 	/* The declared value of a setting that the call does not name is not read. */
 	appendStringInfo(compared,
 					 "%s(%lld::bigint, '%s', $%d IS NOT NULL, "
 					 "CASE WHEN $%d IS NOT NULL THEN %s ELSE false END, "
 					 "q.%s IS DISTINCT FROM %s, q.%s::text, %s::text)",
-					 comma, 1LL << i, name, i + 2, i + 2, is_new_text(i, value), name, value, name,
-					 value);
+					 comma, 1LL << i, name, i + 2, i + 2, is_new, name, value, name, value);
 	appendStringInfo(stored, "%s('%s', $%d IS NOT NULL, to_jsonb(%s))", comma, name, i + 2, value);
-	compare_declared.types[i + 1] = store_declared.types[i + 1] = idemq_setting_type(i);
+	compare_declared.types[i + 1] = store_declared.types[i + 1] = idemq_setting_types[kind];
 }
 
 /* Makes the text of the statements, at their first use. */
 static void
-build_statements(int nsettings)
+declared_build(int nsettings)
 {
 	StringInfoData compared;
 	StringInfoData stored;
@@ -148,7 +144,7 @@ statement_arguments(FunctionCallInfo settings, int32 queue_id, Datum *values, ch
 
 /*
  * Compares a declaration with the last one, and with the settings of the queue, as they are now.
- * Returns false when there is no such queue any more.  Takes no lock but AccessShareLock.
+ * Returns false if the queue no longer exists.  Takes only AccessShareLock.
  */
 bool
 idemq_declared_compare(FunctionCallInfo settings, int32 queue_id, DeclaredDifference *difference)
@@ -159,13 +155,13 @@ idemq_declared_compare(FunctionCallInfo settings, int32 queue_id, DeclaredDiffer
 	SqlScope scope;
 	bool found;
 
-	build_statements(setting_count(settings));
+	declared_build(setting_count(settings));
 	statement_arguments(settings, queue_id, values, nulls);
 	memset(difference, 0, sizeof(*difference));
 	idemq_spi_begin(&scope);
 	found = idemq_spi_query_latest(&compare_declared, values, nulls) > 0;
 	if (found)
-		idemq_spi_read(0, difference_fields, difference, caller);
+		idemq_spi_read(0, declared_fields, difference, caller);
 	idemq_spi_end(&scope);
 	return found;
 }
@@ -177,7 +173,7 @@ idemq_declared_store(FunctionCallInfo settings, int32 queue_id)
 	Datum values[SQL_MAX_ARGS];
 	char nulls[SQL_MAX_ARGS];
 
-	build_statements(setting_count(settings));
+	declared_build(setting_count(settings));
 	statement_arguments(settings, queue_id, values, nulls);
 	(void) idemq_spi_do(&store_declared, values, nulls);
 }
@@ -203,26 +199,28 @@ creator_defaults(void)
 
 /* Returns the value that stands for "none". */
 static Datum
-none_datum(int i)
+none_datum(SettingKind kind)
 {
-	if (idemq_setting_type(i) == INT4OID)
-		return Int32GetDatum(0);
-	if (idemq_setting_type(i) == INTERVALOID)
-		return idemq_interval_datum(0);
-	return CStringGetTextDatum("");
+	return kind == SETTING_LIMIT	 ? Int32GetDatum(0)
+		   : kind == SETTING_TIMEOUT ? idemq_interval_datum(0)
+									 : CStringGetTextDatum("");
 }
 
 /* Returns whether a value stands for "none". */
 static bool
-is_none(int i, Datum value)
+is_none(SettingKind kind, Datum value)
 {
-	if (idemq_setting_none(i) == NULL)
-		return false;
-	if (idemq_setting_type(i) == INT4OID)
-		return DatumGetInt32(value) == 0;
-	if (idemq_setting_type(i) == INTERVALOID)
-		return idemq_interval_usecs(DatumGetIntervalP(value)) == 0;
-	return VARSIZE_ANY_EXHDR(DatumGetTextPP(value)) == 0;
+	switch (kind)
+	{
+		case SETTING_LIMIT:
+			return DatumGetInt32(value) == 0;
+		case SETTING_TIMEOUT:
+			return idemq_interval_usecs(DatumGetIntervalP(value)) == 0;
+		case SETTING_QUEUE:
+			return VARSIZE_ANY_EXHDR(DatumGetTextPP(value)) == 0;
+		default:
+			return false;
+	}
 }
 
 /* Names every setting that a declaration does not name, with its default. */
@@ -241,7 +239,8 @@ idemq_declared_name_all(FunctionCallInfo settings)
 		if (!setting->isnull)
 			continue;
 		value = castNode(Const, eval_const_expressions(NULL, list_nth(defaults, i)));
-		setting->value = value->constisnull ? none_datum(i) : value->constvalue;
+		setting->value = value->constisnull ? none_datum(idemq_queue_settings[i].kind)
+											: value->constvalue;
 		setting->isnull = false;
 	}
 }
@@ -252,5 +251,6 @@ idemq_declared_for_create(FunctionCallInfo settings)
 {
 	idemq_declared_name_all(settings);
 	for (int i = 0; i < setting_count(settings); i++)
-		settings->args[i + 1].isnull = is_none(i, settings->args[i + 1].value);
+		settings->args[i + 1].isnull =
+			is_none(idemq_queue_settings[i].kind, settings->args[i + 1].value);
 }

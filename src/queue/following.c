@@ -1,36 +1,37 @@
 /*
  * queue/following.c
- *		Whether this database follows another: its rows of idemq come by logical
- *		replication, and nothing but the apply worker may write them.
+ *		Whether this database follows another one: it receives the rows of idemq's tables through
+ *		logical replication, and only the apply worker may write them.
  *
- * What two databases write, one of them loses.  When a lease is taken back here, while the
- * publisher's heartbeats keep it alive, idemq.attempts gets a row with the very key of the
- * row that comes from there, and the apply worker fails on it for ever.  So while a
- * database follows, every function that writes is refused (idemq_following_refuse, by
- * idemq_jobs_check_writable), and the background worker does nothing (worker/tasks.c).
+ * If two databases write the same rows, one of them loses.  For example, if a lease expires here
+ * while heartbeats in the publisher's database keep it alive, idemq.attempts gets a row here with
+ * the key of a row that will come from there, and the apply worker then fails on that row again and
+ * again.  So while a database follows another one, every function that writes raises an error
+ * (idemq_following_refuse), and the background worker does nothing (worker/tasks.c).
  *
- * It follows while its row of idemq_internal.followers says so, or an enabled subscription writes
- * idemq.jobs.  The first lasts: job/follow.c writes the row with the subscription, and
- * disabling the subscription, by disable_on_error too, does not end it.
+ * A database follows if its row of idemq_internal.followers says so, or if an enabled subscription
+ * writes to idemq.jobs.  The row outlives the subscription: job/follow.c writes the row together
+ * with the subscription, and disabling the subscription (even by disable_on_error) does not change
+ * it.
  *
- * A row belongs to one cluster and database.  The publisher's rows, which a publication of
- * all tables sends along, are not written here (followers_local, hooks/row_triggers.c); a
- * TRUNCATE of the table is, and then the worker writes our row again.  Our rows mean nothing
- * in a copy by CREATE DATABASE ... TEMPLATE, nor in what pg_createsubscriber makes, and a
- * dump has none.  They mean the same on a physical standby of this server, and after its
- * promotion.
+ * A row of idemq_internal.followers is valid only for one cluster and one database.  A publication
+ * of all tables also sends the publisher's rows, but they are not written here (followers_local,
+ * hooks/row_triggers.c).  It also sends TRUNCATE, and after that the worker writes this database's
+ * row again.  This database's row means nothing in a copy made by CREATE DATABASE ... TEMPLATE or
+ * by pg_createsubscriber, and a dump does not contain it.  It remains valid on a physical standby
+ * of this server, and after the standby's promotion.
  *
- * A shard of many that has moved to another server follows its successor in the same way, for
- * good: its row says where it went (idemq.retire), so that a caller with an old map is
- * refused and told to read the map again.
+ * A shard of a cluster that has moved to another server follows its successor in the same way,
+ * forever.  Its row says where it moved to (idemq.retire), so that a caller with an outdated map is
+ * refused, and told to reread the map.
  *
- * What a session has read holds while nothing has changed: neither the number of switches in
- * shared memory, which a transaction that has switched counts up at its end, before it gives
- * up its locks; nor, by their invalidations, the subscriptions, and, on a standby, the table.
- * So a session that looks after it has locked idemq.jobs for writing, as idemq_jobs_open
- * does, sees every switch that was made under job/follow.c's lock.
+ * What a session has read is valid until one of these changes: the version VERSION_FOLLOWING in
+ * shared memory, which a transaction increments at its end, before it releases its locks; the
+ * subscriptions, through their invalidations; or, on a standby, the table, likewise.  So a session
+ * that checks after it has locked idemq.jobs for writing, as idemq_jobs_open does, sees every
+ * switch that was made under the lock of job/follow.c.
  *
- * No locks of its own.
+ * Locks: none of its own.
  */
 #include "postgres.h"
 
@@ -49,7 +50,7 @@
 
 typedef struct FollowersRow
 {
-	Following known; /* but for moved_to: */
+	Following known; /* except moved_to, which is: */
 	Datum moved_to;
 	Oid relid;
 } FollowersRow;
@@ -86,19 +87,21 @@ static SqlStatement set_moved = {.text = "UPDATE idemq_internal.followers SET mo
 								 .types = {INT8OID, OIDOID, TEXTOID}};
 
 static Following following_known = {0};
-/* It holds while these are equal; a change while it is read is read at the next call. */
+/*
+ * It is valid while these are equal.  A change while it is being read is noticed by the next call.
+ */
 static uint64 following_invalidations = 1;
 static uint64 following_loaded_at = 0;
-/* The same for what shared memory counts. */
+/* The version VERSION_FOLLOWING at that time. */
 static uint64 switches_loaded = 0;
-/* idemq_internal.followers, as the callback needs it without a lookup. */
+/* idemq_internal.followers, because the callback cannot look it up. */
 static Oid followers_relid = InvalidOid;
 
 static inline bool
 following_is_known(void)
 {
 	return following_loaded_at == following_invalidations &&
-		   switches_loaded == idemq_version_of_following();
+		   switches_loaded == idemq_version_of_database(VERSION_FOLLOWING);
 }
 
 static inline bool
@@ -108,9 +111,9 @@ following_database_follows(void)
 }
 
 /*
- * Returns whether what was read still holds, as far as this process has received changes,
- * and lasts; *does: whether it follows.  Also outside a transaction.  A subscription without
- * our row does not last: the session that has read it need not have written the row.
+ * Returns whether it is known that this database follows another one, or that it does not, and sets
+ * *does.  A subscription alone, without the row, does not count as known, because the session that
+ * has seen it may not have written the row.  Can be called outside a transaction.
  */
 bool
 idemq_following_is_known(bool *does)
@@ -119,15 +122,21 @@ idemq_following_is_known(bool *does)
 	return following_is_known() && (following_known.switched_on || !following_known.subscribed);
 }
 
-static void
-following_load(void)
+/* Returns what is known, reread if it has changed.  Raises 42P01 without the extension. */
+const Following *
+idemq_following(void)
 {
-	Datum args[] = {Int64GetDatum((int64) GetSystemIdentifier()), ObjectIdGetDatum(MyDatabaseId),
-					ObjectIdGetDatum(idemq_oids()->jobs)};
 	uint64 before = following_invalidations;
-	uint64 switches = idemq_version_of_following();
+	uint64 switches;
 	FollowersRow row;
+	Datum args[3];
 
+	if (likely(following_is_known()))
+		return &following_known;
+	switches = idemq_version_of_database(VERSION_FOLLOWING);
+	args[0] = Int64GetDatum((int64) GetSystemIdentifier());
+	args[1] = ObjectIdGetDatum(MyDatabaseId);
+	args[2] = ObjectIdGetDatum(idemq_oids()->jobs);
 	if (!idemq_spi_row(&read_row, args, &row, sizeof(row)))
 		elog(ERROR, "idemq_internal.followers cannot be read");
 	if (following_known.moved_to != NULL)
@@ -140,18 +149,10 @@ following_load(void)
 	followers_relid = row.relid;
 	following_loaded_at = before;
 	switches_loaded = switches;
-}
-
-/* Returns what is known, read anew if it has changed; raises 42P01 without the extension. */
-const Following *
-idemq_following(void)
-{
-	if (unlikely(!following_is_known()))
-		following_load();
 	return &following_known;
 }
 
-/* Returns whether this database follows another. */
+/* Returns whether this database follows another one. */
 bool
 idemq_follows(void)
 {
@@ -159,10 +160,7 @@ idemq_follows(void)
 	return following_database_follows();
 }
 
-/*
- * Raises 55000 in a database that has moved: its answer about a job or a limit may not hold in
- * the place that goes on.
- */
+/* Raises 55000 in a database that has moved, because its answers may be wrong at the new place. */
 void
 idemq_following_refuse_moved(void)
 {
@@ -176,7 +174,7 @@ idemq_following_refuse_moved(void)
 			"and connect to the address that it returns for this shard."));
 }
 
-/* Raises 55000 in a database that follows another, or has moved. */
+/* Raises 55000 in a database that follows another one or has moved. */
 void
 idemq_following_refuse(void)
 {
@@ -193,7 +191,7 @@ idemq_following_refuse(void)
 			"the subscription, and run SELECT idemq.take_over()."));
 }
 
-/* Returns when this database last ceased to follow, DT_NOBEGIN if it never did. */
+/* Returns when this database last ceased to follow another one; DT_NOBEGIN: never. */
 TimestampTz
 idemq_taken_over_at(void)
 {
@@ -201,9 +199,8 @@ idemq_taken_over_at(void)
 }
 
 /*
- * Has this backend read it anew at once, and a standby's backends when they receive the
- * invalidation.  All others follow shared memory, which txn/pending.c notes.  relation:
- * idemq_internal.followers.
+ * Makes this session reread the row at once, and the sessions of a standby when they receive the
+ * invalidation.  Other sessions are told by txn/pending.c.  relation: idemq_internal.followers.
  */
 void
 idemq_following_changed(Oid relation)
@@ -212,7 +209,7 @@ idemq_following_changed(Oid relation)
 	following_invalidations++;
 }
 
-/* Writes the row; returns whether that changed anything.  job/follow.c's lock held. */
+/* Writes the row; returns whether that changed anything.  The lock of job/follow.c must be held. */
 bool
 idemq_following_set(bool on)
 {
@@ -222,7 +219,9 @@ idemq_following_set(bool on)
 	return idemq_spi_do(on ? &switch_on : &switch_off, args, NULL) > 0;
 }
 
-/* Writes where this database, which follows, has moved; NULL: nowhere.  Lock as above. */
+/*
+ * Writes where this database, which follows, has moved to; NULL: it has not moved.  Lock as above.
+ */
 void
 idemq_following_set_moved(const char *to)
 {

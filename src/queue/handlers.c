@@ -1,21 +1,22 @@
 /*
  * queue/handlers.c
- *		The handler of a queue: which function runs its jobs, as whom, and whether it may.
+ *		The handler of a queue: which function runs its jobs, with the privileges of which role, and
+ *		whether the role may run it.
  *
- * A handler is a row of idemq_internal.handler_entries.  It names the function by schema and name,
- * and the role by its name: what a dump carries to another server, and pg_upgrade to another
- * version.  Function and role are looked up whenever a job is run, and so are their rights: what
- * the role may not do any more, its handler cannot.
+ * A handler is a row of idemq_internal.handler_entries.  The row contains the names of the
+ * function, its schema and the role, because names survive a dump and pg_upgrade.  The function,
+ * the role and their privileges are looked up for every job, so a handler cannot do anything that
+ * its role may no longer do.
  *
- * The function is called f(payload jsonb), and returns jsonb, the result, or void.  A
- * superuser's handler runs only functions that superusers own: another owner could replace the
- * function, and act as the superuser.  Any other handler runs a function of the role itself, of
- * a superuser, or of the owner that it had when the handler was set.  Since it is found by its
- * name, any role that may create objects in the schema could otherwise take the name of a
- * function that was dropped.
+ * The function is called as f(payload jsonb), and returns jsonb (the result) or void.  A
+ * superuser's handler runs only functions owned by superusers, because another owner could replace
+ * the function, and so act as the superuser.  Any other handler runs a function owned by its role,
+ * by a superuser, or by the role that owned the function when the handler was set.  Because the
+ * function is found by name, any role that may create objects in the schema could otherwise create
+ * a function in place of a dropped one.
  *
- * That a role may log in and connect is asked as well: NOLOGIN is how a role is locked out.  Its
- * password's VALID UNTIL and pg_hba.conf are not: they are about clients.
+ * The role must also be permitted to log in and to connect, because NOLOGIN is the usual way to
+ * lock out a role.  VALID UNTIL and pg_hba.conf do not matter, because they concern clients.
  */
 #include "postgres.h"
 
@@ -47,7 +48,7 @@ static SqlStatement read_handler =
 								  SQL_FIELD(HandlerInfo, stopped), SQL_FIELD(HandlerInfo, owner),
 								  SQL_FIELD(HandlerInfo, owner_oid)}};
 
-/* Reads a queue's handler, as the latest snapshot shows it; false when it has none. */
+/* Reads the handler of a queue under the latest snapshot; returns false if the queue has none. */
 bool
 idemq_handler_read(int32 queue_id, HandlerInfo *info)
 {
@@ -56,7 +57,7 @@ idemq_handler_read(int32 queue_id, HandlerInfo *info)
 	return idemq_spi_row(&read_handler, &value, info, sizeof(*info));
 }
 
-/* Returns whether a process that runs the one may go on with the other. */
+/* Returns whether a process that runs handler a may continue with handler b. */
 bool
 idemq_handler_same(const HandlerInfo *a, const HandlerInfo *b)
 {
@@ -66,7 +67,7 @@ idemq_handler_same(const HandlerInfo *a, const HandlerInfo *b)
 		   namestrcmp((Name) &a->function, NameStr(b->function)) == 0;
 }
 
-/* Returns why a role may not run a function as a handler, NULL when it may. */
+/* Returns why a role may not run a function as a handler; NULL if it may.  Sets returns_void. */
 static char *
 refuse_function(const HandlerInfo *info, const char *name, Oid schema, HandlerTarget *target)
 {
@@ -90,7 +91,7 @@ refuse_function(const HandlerInfo *info, const char *name, Oid schema, HandlerTa
 	else if (superuser_arg(target->role) && !superuser_arg(function->proowner))
 		why = psprintf("role \"%s\" is a superuser, but the owner of function %s(jsonb) is not",
 					   NameStr(info->role), name);
-	/* Its owner has to be one that the role trusted when it set the handler. */
+	/* The owner must be one that the role trusted when it set the handler. */
 	else if (function->proowner != target->role && !superuser_arg(function->proowner) &&
 			 function->proowner != idemq_role_of(NameStr(info->owner), info->owner_oid))
 		why = psprintf(
@@ -102,8 +103,8 @@ refuse_function(const HandlerInfo *info, const char *name, Oid schema, HandlerTa
 }
 
 /*
- * Looks up the role and the function that a handler names.  Returns NULL when that role may run
- * that function for the queue's jobs, or else why not.
+ * Looks up the role and the function of a handler.  Returns why the role may not run the function
+ * for the queue's jobs, or NULL if it may.
  */
 char *
 idemq_handler_resolve(const HandlerInfo *info, HandlerTarget *target)
@@ -147,7 +148,7 @@ idemq_handler_resolve(const HandlerInfo *info, HandlerTarget *target)
 	return NULL;
 }
 
-/* Returns what is said of a handler that is stopped. */
+/* Returns the message for a handler that has been stopped. */
 const char *
 idemq_handler_stopped_text(const HandlerInfo *info)
 {

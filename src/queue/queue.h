@@ -22,10 +22,10 @@
 typedef char QueueName[IDEMQ_MAX_QUEUE_NAME + 1];
 
 /*
- * All settings of a queue: name, kind, least and most.  They are columns of idemq.queues, fields
- * of QueueInfo, and, in this order behind the queue's name, the arguments of create_queue and
- * alter_queue.  Intervals are in microseconds, and have the same most as all interval arguments.
- * CONTRIBUTING.md says how to add a setting.
+ * All settings of a queue: name, kind, minimum and maximum.  They are columns of idemq.queues,
+ * fields of QueueInfo, and, in this order after the queue's name, the arguments of create_queue and
+ * alter_queue.  Intervals are in microseconds, and have the same maximum as all interval
+ * arguments.  CONTRIBUTING.md describes how to add a setting.
  */
 /* clang-format off */
 #define QUEUE_SETTINGS(SETTING)                                                                    \
@@ -67,21 +67,45 @@ typedef char QueueName[IDEMQ_MAX_QUEUE_NAME + 1];
 #define SETTING_MEMBER(name, kind, least, most) SETTING_TYPE_##kind name;
 /* clang-format on */
 
+typedef enum SettingKind
+{
+	SETTING_INTERVAL,
+	SETTING_FLOAT,
+	SETTING_INT,
+	SETTING_LIMIT,	 /* NULL is "no limit", and 0 to alter_queue */
+	SETTING_TIMEOUT, /* NULL is "none", and 0 to alter_queue */
+	SETTING_QUEUE,	 /* NULL is "none", and '' to alter_queue */
+	SETTING_BOOL
+} SettingKind;
+
+typedef struct QueueSetting
+{
+	const char *name;
+	SettingKind kind;
+	double least;
+	double most;
+} QueueSetting;
+
+extern const QueueSetting idemq_queue_settings[]; /* in the order of QUEUE_SETTINGS */
+/* The SQL type of a SettingKind; and what alter_queue takes for "none", in SQL, or NULL. */
+extern const Oid idemq_setting_types[];
+extern const char *const idemq_setting_nones[];
+
 /* A queue and its settings. */
 typedef struct QueueInfo
 {
 	int32 id;
 	QueueName name;
 	QUEUE_SETTINGS(SETTING_MEMBER)
-	NameData dead_letter_role; /* the role that has set dead_letter_queue; "": no role is asked */
+	NameData dead_letter_role; /* the role that has set dead_letter_queue; "": none is checked */
 	Oid dead_letter_role_oid;
 	bool paused;			  /* see idemq_queue_is_paused */
-	TimestampTz paused_until; /* DT_NOEND: until somebody resumes it */
-	TimestampTz held_until;	  /* latest end of a hold of the queue, maybe past; or DT_NOBEGIN */
-	bool has_group_holds;	  /* there are rows of holds of its groups, maybe ended */
+	TimestampTz paused_until; /* DT_NOEND: until it is resumed */
+	TimestampTz held_until;	  /* latest end of a hold of the queue, perhaps past; or DT_NOBEGIN */
+	bool has_group_holds;	  /* there are rows for holds of its groups, perhaps ended */
 	TimestampTz created_at;
 	bool has_paused_groups;		  /* see idemq_queue_may_have_pauses */
-	TimestampTz group_pauses_end; /* when the first of them ends by itself; DT_NOEND: none does */
+	TimestampTz group_pauses_end; /* when the first of them ends; DT_NOEND: only by idemq.resume */
 	uint64 version;				  /* idemq_version_of_queue, before this was read */
 	int privileges;				  /* the current role's, as QueuePrivilege bits */
 	QueueState *qstate;
@@ -91,19 +115,45 @@ extern void idemq_settings_check(FunctionCallInfo fcinfo, bool is_new);
 extern void idemq_settings_check_lease(const QueueInfo *queue, int64 lease);
 extern int64 idemq_settings_lease(const QueueInfo *queue, int64 asked);
 extern int idemq_setting_arg(const char *name);
-extern const char *idemq_setting_name(int i);
-extern Oid idemq_setting_type(int i);
-extern const char *idemq_setting_none(int i);
 extern bool idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id);
 extern bool idemq_settings_is_inserting(void);
 extern void idemq_settings_update(FunctionCallInfo fcinfo, const char *name, bool latest);
 extern Datum idemq_settings_document(int32 queue_id, Datum before, bool latest);
 extern uint64 idemq_settings_load(const Datum *range, Snapshot snapshot);
 extern void idemq_settings_read(uint64 row, QueueInfo *queue);
-extern bool idemq_queue_is_paused(const QueueInfo *queue);
-extern bool idemq_queue_is_held(const QueueInfo *queue);
-extern TimestampTz idemq_queue_closed_until(const QueueInfo *queue);
-extern bool idemq_queue_is_closed(const QueueInfo *queue);
+
+/* Returns whether a queue is paused now; see job/pausing.c. */
+static inline bool
+idemq_queue_is_paused(const QueueInfo *queue)
+{
+	return queue->paused && (queue->paused_until == DT_NOEND || idemq_now() < queue->paused_until);
+}
+
+/* Returns whether a worker is holding back all jobs of a queue now; see job/holds.c. */
+static inline bool
+idemq_queue_is_held(const QueueInfo *queue)
+{
+	return unlikely(queue->held_until != DT_NOBEGIN) && idemq_now() < queue->held_until;
+}
+
+/* Returns whether a queue hands out no jobs now because it is paused or held back. */
+static inline bool
+idemq_queue_is_closed(const QueueInfo *queue)
+{
+	return idemq_queue_is_paused(queue) || idemq_queue_is_held(queue);
+}
+
+/*
+ * Returns until when a queue hands out no jobs because it is paused or held back; DT_NOBEGIN if it
+ * hands out jobs, DT_NOEND if only idemq.resume ends its pause.
+ */
+static inline TimestampTz
+idemq_queue_closed_until(const QueueInfo *queue)
+{
+	TimestampTz until = idemq_queue_is_paused(queue) ? queue->paused_until : DT_NOBEGIN;
+
+	return idemq_queue_is_held(queue) ? Max(until, queue->held_until) : until;
+}
 
 /*
  * Returns whether a looked-up queue may have paused groups: either it had one, or the version of
@@ -120,13 +170,13 @@ idemq_queue_may_have_pauses(const QueueInfo *queue)
  *		The settings that idemq.ensure_queue was called with.
  */
 
-/* How a declaration differs from the last one, and from the settings.  Bit i: setting i. */
+/* How a declaration differs from the last one, and from the settings.  Bit i is setting i. */
 typedef struct DeclaredDifference
 {
-	int64 is_new;	  /* bits: named with another value than the last time, or for the first time */
-	int64 differs;	  /* bits: the queue has another value now */
-	Datum new_names;  /* text: the names of is_new, with commas */
-	Datum kept_names; /* text: of those that differ and are not new */
+	int64 is_new;		/* bits: declared with a new value, or for the first time */
+	int64 differs;		/* bits: the queue has a different value now */
+	Datum new_names;	/* text: the names of is_new, separated by commas */
+	Datum kept_names;	/* text: the names of the settings that differ but are not new */
 	Datum kept_details; /* text: the same with both values */
 } DeclaredDifference;
 
@@ -152,10 +202,10 @@ typedef struct QueueGrant
 typedef struct CachedQueue
 {
 	int32 id;		 /* hash key */
-	bool exists;	 /* else all below is empty */
-	uint64 version;	 /* idemq_version_of_queue, before it was read; 0: to be read again */
-	QueueInfo info;	 /* queue/queues.c sets privileges and queue state */
-	Oid role;		 /* whose privileges info.privileges are; InvalidOid: nobody's */
+	bool exists;	 /* if false, the fields below are empty */
+	uint64 version;	 /* idemq_version_of_queue before it was read; 0: must be reread */
+	QueueInfo info;	 /* queue/queues.c sets privileges and qstate */
+	Oid role;		 /* the role that has info.privileges; InvalidOid: not computed */
 	uint64 roles_at; /* idemq_queue_cache_roles() when they were computed */
 	int ngrants;
 	QueueGrant *grants;
@@ -176,8 +226,8 @@ extern bool idemq_queue_cache_limits_groups(int32 id);
 extern bool idemq_any_limits_groups;
 
 /*
- * Returns whether a queue has group_max_unfinished, according to this session's cache.  Does not read
- * any rows; costs one comparison if no queue has the limit.
+ * Returns whether a queue has group_max_unfinished, according to this session's cache.  Does not
+ * read any rows; costs one comparison if no queue has the limit.
  */
 static inline bool
 idemq_queue_limits_groups(int32 id)
@@ -191,6 +241,7 @@ idemq_queue_limits_groups(int32 id)
  */
 
 extern QueueState *idemq_qstate_for_queue(int32 queue_id);
+extern TableUsage idemq_qstates_usage(void);
 extern void idemq_qstate_forget_queue(int32 queue_id);
 extern void idemq_qstates_forget_database(Oid database);
 extern void idemq_qstates_unset_database(Oid database);
@@ -236,7 +287,7 @@ pg_noreturn extern void idemq_queue_denied(const char *name, int wanted);
 
 extern Oid idemq_role_of(const char *name, Oid oid);
 extern const char *idemq_grant_text(const char *queue, const char *role, const char *privilege);
-/* What is locked of a role. */
+/* What idemq_role_lock locks. */
 typedef enum RoleLock
 {
 	ROLE_LOCK_GRANTS = 0x6971, /* "iq": not PostgreSQL's own */
@@ -302,7 +353,7 @@ typedef struct HandlerInfo
 #define HANDLER_WITHOUT_QUEUE_STATE                                                                \
 	"its queue has no state in shared memory: raise idemq.max_queues and restart the server"
 
-/* The role and the function that a handler names, as they are now. */
+/* The role and the function of a handler, as they are now. */
 typedef struct HandlerTarget
 {
 	Oid role;
@@ -320,14 +371,14 @@ extern const char *idemq_handler_stopped_text(const HandlerInfo *info);
  *		Whether this database follows another by logical replication.
  */
 
-/* What is known of it; see queue/following.c. */
+/* See queue/following.c. */
 typedef struct Following
 {
 	bool switched_on;		/* the row of this database says so */
 	bool subscribed;		/* an enabled subscription writes idemq.jobs */
 	TimestampTz since;		/* of switched_on */
-	TimestampTz taken_over; /* when it last ended; DT_NOBEGIN: never */
-	char *moved_to;			/* where it has moved for good; NULL: nowhere */
+	TimestampTz taken_over; /* when it last ceased to follow; DT_NOBEGIN: never */
+	char *moved_to;			/* the address to which it has moved; NULL: it has not moved */
 } Following;
 
 extern const Following *idemq_following(void);

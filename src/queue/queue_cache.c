@@ -1,34 +1,32 @@
 /*
  * queue/queue_cache.c
- *		What this session has read of the queues, settings and grants, each when it is
- *		first looked up, and again when it has changed.
+ *		The queues that this session has read, with their settings and grants.  A queue is read when
+ *		it is first looked up, and again after it has changed.
  *
- * A queue is read by two queries under one snapshot, newer than any change that the
- * session knows of: the latest one, whatever the isolation level.  What was read holds
- * while the queue's number in shared memory stays (shared/queue_states/settings_version.c has the
- * proof); the number is read before the snapshot is taken.  That there is no such queue
- * is kept in the same way.
+ * Two queries read a queue under one snapshot: the latest one, at any isolation level, so it shows
+ * every change that the session knows of.  The rows hold until the queue's settings version
+ * changes, which is read before the snapshot is taken; shared/queue_states/settings_version.c has
+ * the proof.  That a queue does not exist is remembered in the same way.
  *
- * The triggers of idemq.queues, idemq_internal.queue_grants and idemq_internal.hold_entries
- * (hooks/row_triggers.c) do the rest,
- * row by row:
- *	 - Others: the number moves after the commit (txn/pending.c).  What is rolled
- *	   back moves nothing.  COMMIT PREPARED moves the number of all queues (hooks/utility.c).
- *	 - This session, whose own changes its lookups see at once: the queue is forgotten when
- *	   it changes, and once more when the change is rolled back, a savepoint's too, or
- *	   prepared.  A commit moves the number for it as well.
- *	 - A standby, where no number moves: the trigger sends a relcache invalidation of the
- *	   sequence of queue ids, which nothing else changes, and which costs nobody anything.
- *	   A primary ignores it.  A standby forgets all queues, and so does its first call
- *	   after a promotion.
+ * The triggers on idemq.queues, idemq_internal.queue_grants and idemq_internal.hold_entries report
+ * each change of a row (hooks/row_triggers.c):
+ *	 - Other sessions: the version changes after the commit (txn/pending.c), and not at all after a
+ *	   rollback.  COMMIT PREPARED changes the version of all queues (hooks/utility.c).
+ *	 - This session must see its own changes at once.  So it forgets a queue when it changes the
+ *	   queue, and again when the change is rolled back (even to a savepoint) or prepared.  A trigger
+ *	   that runs between the change and the end of the command may look up the queue, and would see
+ *	   the old rows.  Therefore the session forgets all queues at the end of the command.
+ *	 - A standby: the trigger sends a relcache invalidation of the sequence of queue ids.  Nothing
+ *	   else invalidates this sequence, and a primary ignores the message.  A standby then forgets
+ *	   all queues.  The first call after a promotion does the same.
  *
- * A name leads to an id, and the id to what was read, which has to have that name: names
- * are unique, so the number of the id alone shows whether the queue has been dropped,
- * created anew, or renamed.  That no queue has a name is not kept.
+ * A name leads to an id, and the id to a queue, which must have that name.  Names are unique, so
+ * the version of that id alone shows whether the queue has been dropped, created again or renamed.
+ * That no queue has a name is not remembered.
  *
- * A relcache invalidation of one of the two tables (DROP EXTENSION, ALTER TABLE, VACUUM), or
- * of all relations, has all queues forgotten; an invalidation of roles, all privileges.  So
- * enabling a trigger again ends what was stale while it was disabled.
+ * A relcache invalidation of the tables of queues or grants (DROP EXTENSION, ALTER TABLE, VACUUM),
+ * or of all relations, makes the session forget all queues; an invalidation of roles, all
+ * privileges.  So after a trigger has been disabled and enabled again, nothing stays out of date.
  */
 #include "postgres.h"
 
@@ -48,15 +46,13 @@
 #include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
 
-/* So many queues are read one by one; more are read at once. */
+/* If more queues than this are out of date, all are read at once. */
 #define MAX_SINGLY 32
-/* So many queues that one command changes are remembered. */
-#define MAX_CHANGING 8
 
 typedef struct CachedName
 {
 	char name[IDEMQ_MAX_QUEUE_NAME + 1]; /* hash key */
-	CachedQueue *queue;					 /* which had that name when it was read */
+	CachedQueue *queue;					 /* the queue that had this name when it was read */
 } CachedName;
 
 static const SqlField grant_fields[] = {SQL_FIELD(QueueGrant, queue_id),
@@ -84,29 +80,30 @@ static SqlStatement list_ids = {.text = "SELECT queue_id FROM idemq.queues ORDER
 static MemoryContext cache_context = NULL;
 static HTAB *cache = NULL;			   /* of CachedQueue */
 static HTAB *queue_cache_names = NULL; /* of CachedName */
-/* The ids of all queues, while idemq_version_of_list() is listed_at; 0: not known. */
+/* The ids of all queues, valid while the version VERSION_ANY_QUEUE is listed_at; 0: not known. */
 static int32 *listed = NULL;
 static int nlisted = 0;
 static uint64 listed_at = 0;
-/* The cache holds while these are equal, and while this stays a standby, or none. */
+/*
+ * The cache is valid while these are equal, and while the server is still a standby, or still a
+ * primary.
+ */
 static uint64 queue_cache_invalidations = 1;
 static uint64 reset_at = 0;
 static bool on_standby = false;
 static uint64 standby_invalidations = 0;
 static uint64 standby_reset_at = 0;
-/* The queues that a command of this session has changed: at its end the session sees the rows. */
-static int32 changing[MAX_CHANGING];
-static int nchanging = 0;
+/* The command of this session that has changed a queue, until it has ended. */
 static CommandId changing_in = InvalidCommandId;
-/* Moves when roles change. */
+/* Changes when roles change. */
 static uint64 roles = 1;
 bool idemq_any_limits_groups = false;
-/* The tables, and the sequence of queue ids, as the callback needs them without a lookup. */
+/* The tables and the sequence of queue ids, because the callback cannot look them up. */
 static Oid queues_relid = InvalidOid;
 static Oid grants_relid = InvalidOid;
 static Oid sequence_relid = InvalidOid;
 
-/* Forgets everything, if need be; what changes from here on is seen by the next call. */
+/* Forgets all queues if an invalidation requires it.  The next call follows later invalidations. */
 static void
 follow_invalidations(void)
 {
@@ -121,7 +118,7 @@ follow_invalidations(void)
 		return;
 	before = queue_cache_invalidations;
 	standby_before = standby_invalidations;
-	reset_at = 0; /* an error may leave it half done */
+	reset_at = 0; /* an error may interrupt what follows */
 	if (cache_context == NULL)
 		cache_context =
 			AllocSetContextCreate(TopMemoryContext, "idemq queues", ALLOCSET_SMALL_SIZES);
@@ -146,7 +143,7 @@ follow_invalidations(void)
 	reset_at = before;
 }
 
-/* Returns the entry of a queue, with nothing in it that would pass for fresh. */
+/* Returns the entry of a queue, emptied, so that it does not count as up to date. */
 static CachedQueue *
 empty_entry(int32 id)
 {
@@ -165,43 +162,46 @@ empty_entry(int32 id)
 	return cached;
 }
 
-/* Reads a queue, or, with 0, all, into empty entries, by one snapshot. */
+/* Reads the queue with an id, or all queues if id is 0, into empty entries, under one snapshot. */
 static void
-read_rows(int32 id)
+read_queues(int32 id)
 {
 	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
 	Datum range[] = {Int32GetDatum(id == 0 ? PG_INT32_MIN : id),
 					 Int32GetDatum(id == 0 ? PG_INT32_MAX : id)};
-	uint64 rows = idemq_settings_load(range, snapshot);
+	uint64 nqueues = idemq_settings_load(range, snapshot);
+	uint64 ngrants;
 	QueueGrant *grants;
 	QueueInfo info;
 	uint64 next;
 
-	for (uint64 i = 0; i < rows; i++)
+	for (uint64 i = 0; i < nqueues; i++)
 	{
 		CachedQueue *cached;
+		CachedName *name;
 
 		idemq_settings_read(i, &info);
 		cached = empty_entry(info.id);
-		/* The queue state is kept until it turns out to be another queue's. */
+		/* The queue state stays until it turns out to belong to another queue. */
 		info.qstate = cached->info.qstate;
 		cached->info = info;
 		cached->exists = true;
 		idemq_any_limits_groups |= info.group_max_unfinished > 0;
-		((CachedName *) hash_search(queue_cache_names, info.name, HASH_ENTER, NULL))->queue =
-			cached;
+		name = hash_search(queue_cache_names, info.name, HASH_ENTER, NULL);
+		name->queue = cached;
 	}
-	rows = idemq_spi_query_at(&load_grants, range, NULL, snapshot);
-	grants = MemoryContextAllocHuge(CurrentMemoryContext, Max(rows, 1) * sizeof(QueueGrant));
-	memset(grants, 0, rows * sizeof(QueueGrant));
-	for (uint64 i = 0; i < rows; i++)
+
+	ngrants = idemq_spi_query_at(&load_grants, range, NULL, snapshot);
+	grants = MemoryContextAllocHuge(CurrentMemoryContext, Max(ngrants, 1) * sizeof(QueueGrant));
+	memset(grants, 0, ngrants * sizeof(QueueGrant));
+	for (uint64 i = 0; i < ngrants; i++)
 		idemq_spi_read(i, grant_fields, &grants[i], CurrentMemoryContext);
-	for (uint64 i = 0; i < rows; i = next)
+	for (uint64 i = 0; i < ngrants; i = next)
 	{
 		CachedQueue *cached = hash_search(cache, &grants[i].queue_id, HASH_FIND, NULL);
 
 		next = i + 1;
-		while (next < rows && grants[next].queue_id == grants[i].queue_id)
+		while (next < ngrants && grants[next].queue_id == grants[i].queue_id)
 			next++;
 		if (cached == NULL)
 			continue;
@@ -212,47 +212,7 @@ read_rows(int32 id)
 	UnregisterSnapshot(snapshot);
 }
 
-/* Reads a queue, which may not be there. */
-static CachedQueue *
-queue_cache_load(int32 id)
-{
-	/* Read before the snapshot is taken. */
-	uint64 version = idemq_version_of_queue(id);
-	CachedQueue *cached;
-	SqlScope scope;
-
-	idemq_spi_begin(&scope);
-	cached = empty_entry(id);
-	read_rows(id);
-	idemq_spi_end(&scope);
-	cached->version = version;
-	idemq_worker_announce_use();
-	return cached;
-}
-
-/* Reads all queues; for a caller that looks at each. */
-static void
-load_all(void)
-{
-	/* Read before the snapshot is taken. */
-	SettingsVersions *versions = idemq_versions_copy();
-	HASH_SEQ_STATUS seq;
-	CachedQueue *cached;
-	SqlScope scope;
-
-	idemq_spi_begin(&scope);
-	hash_seq_init(&seq, cache);
-	while ((cached = hash_seq_search(&seq)) != NULL)
-		(void) empty_entry(cached->id);
-	read_rows(0);
-	idemq_spi_end(&scope);
-	hash_seq_init(&seq, cache);
-	while ((cached = hash_seq_search(&seq)) != NULL)
-		cached->version = idemq_versions_copied(versions, cached->id);
-	pfree(versions);
-}
-
-/* Returns whether what was read of a queue still holds. */
+/* Returns whether what was read of a queue is still valid. */
 bool
 idemq_queue_cache_is_fresh(const CachedQueue *cached)
 {
@@ -265,15 +225,26 @@ queue_cache_find(int32 id)
 {
 	CachedQueue *cached;
 
-	if (id == 0) /* no queue's id: elsewhere here it stands for all queues */
+	if (id == 0) /* no queue has this id: here it means all queues */
 		return NULL;
 	cached = hash_search(cache, &id, HASH_FIND, NULL);
 	if (cached == NULL || !idemq_queue_cache_is_fresh(cached))
-		cached = queue_cache_load(id);
+	{
+		/* Before the snapshot is taken. */
+		uint64 version = idemq_version_of_queue(id);
+		SqlScope scope;
+
+		idemq_spi_begin(&scope);
+		cached = empty_entry(id);
+		read_queues(id);
+		idemq_spi_end(&scope);
+		cached->version = version;
+		idemq_worker_announce_use();
+	}
 	return cached->exists ? cached : NULL;
 }
 
-/* Returns a queue, NULL when there is none of that id.  Valid until the next lookup. */
+/* Returns the queue with an id, or NULL if there is none.  Valid until the next lookup. */
 CachedQueue *
 idemq_queue_cache_by_id(int32 id)
 {
@@ -281,7 +252,7 @@ idemq_queue_cache_by_id(int32 id)
 	return queue_cache_find(id);
 }
 
-/* Looks in the table for the id of a queue; 0: there is none of that name. */
+/* Returns the id of the queue that has a name in the table; 0: there is none. */
 static int32
 look_up_name(const char *name)
 {
@@ -319,24 +290,55 @@ idemq_queue_cache_by_name(const char *name)
 		cached = queue_cache_find(id);
 		if (cached != NULL && has_name(cached, name))
 			return cached;
-		/* It was renamed, or dropped, perhaps since it was looked up. */
+		/* The queue was renamed or dropped, perhaps since its name was looked up. */
 		CHECK_FOR_INTERRUPTS();
 		id = look_up_name(name);
 	}
 	return NULL;
 }
 
-/* Returns the ids of all queues, and reads all if many changed; valid until the next lookup. */
+/* Reads all queues of the list at once. */
+static void
+read_listed(void)
+{
+	/* Before the snapshot is taken. */
+	uint64 *versions = palloc(Max(nlisted, 1) * sizeof(uint64));
+	HASH_SEQ_STATUS seq;
+	CachedQueue *cached;
+	SqlScope scope;
+
+	for (int i = 0; i < nlisted; i++)
+		versions[i] = idemq_version_of_queue(listed[i]);
+	idemq_spi_begin(&scope);
+	hash_seq_init(&seq, cache);
+	while ((cached = hash_seq_search(&seq)) != NULL)
+		(void) empty_entry(cached->id);
+	read_queues(0);
+	idemq_spi_end(&scope);
+	for (int i = 0; i < nlisted; i++)
+	{
+		cached = hash_search(cache, &listed[i], HASH_FIND, NULL);
+		if (cached != NULL)
+			cached->version = versions[i];
+	}
+	pfree(versions);
+}
+
+/*
+ * Returns the ids of all queues, in order, and their number in *count.  If many queues are out of
+ * date, reads all of them, because the caller will look at each.  Valid until the next lookup.
+ */
 const int32 *
 idemq_queue_cache_ids(int *count)
 {
-	uint64 version = idemq_version_of_list();
-	MemoryContext old;
-	int stale = 0;
+	uint64 version = idemq_version_of_database(VERSION_ANY_QUEUE);
 
 	follow_invalidations();
 	if (listed_at != version)
 	{
+		MemoryContext old;
+		int stale = 0;
+
 		listed_at = 0;
 		if (listed != NULL)
 			pfree(listed);
@@ -351,14 +353,17 @@ idemq_queue_cache_ids(int *count)
 			stale += cached == NULL || !idemq_queue_cache_is_fresh(cached);
 		}
 		if (stale > MAX_SINGLY)
-			load_all();
+			read_listed();
 		listed_at = version;
 	}
 	*count = nlisted;
 	return listed;
 }
 
-/* Returns a number that moves when roles have changed, for what is derived from grants. */
+/*
+ * Returns a number that changes when roles have changed, for results that were computed from
+ * grants.
+ */
 uint64
 idemq_queue_cache_roles(void)
 {
@@ -366,13 +371,13 @@ idemq_queue_cache_roles(void)
 }
 
 /*
- * Returns a number that moves when all queues are to be read again: for other things of the
- * database that a session reads only then.
+ * Returns a number that changes when all queues must be reread; for other things in the database
+ * that a session rereads only then.
  */
 uint64
 idemq_queue_cache_version(void)
 {
-	return reset_at + idemq_version_of_all();
+	return reset_at + idemq_version_of_database(VERSION_ALL_QUEUES);
 }
 
 /* Returns whether a queue has group_max_unfinished, according to the cache. */
@@ -385,24 +390,20 @@ idemq_queue_cache_limits_groups(int32 id)
 }
 
 /*
- * Follows a change of a queue (0: of all) by this transaction, before it ends: forgets the
- * queue, and has a standby forget all once the change is replayed there.  The caller notes
- * that the others are told, and that a rollback is followed (txn/pending.c).
+ * Follows a change of a queue (0: of all) by this transaction, before the transaction ends: forgets
+ * the queue now, and all queues at the end of the command; a standby forgets all queues when it
+ * replays the change.  The caller makes sure that other sessions are told, and that a rollback is
+ * followed (txn/pending.c).
  */
 void
 idemq_queue_cache_changed(int32 id)
 {
 	CacheInvalidateRelcacheByRelid(idemq_oids()->queues_seq);
 	idemq_queue_cache_forget(id);
-	/* A trigger that fires after ours may look the queue up, and see the old rows. */
-	if (nchanging < MAX_CHANGING)
-		changing[nchanging++] = id;
-	else
-		changing[0] = 0;
 	changing_in = GetCurrentCommandId(false);
 }
 
-/* Has this session read a queue (0: all) again.  Neither allocates nor raises. */
+/* Makes this session reread a queue (0: all).  Neither allocates nor raises errors. */
 void
 idemq_queue_cache_forget(int32 id)
 {
@@ -423,11 +424,14 @@ queue_cache_forget_by_relcache(Datum arg, Oid relid)
 	else if (relid == sequence_relid)
 	{
 		standby_invalidations++;
-		/* What this session has changed; this is called at the end of the command at least. */
-		for (int i = 0; i < nchanging; i++)
-			idemq_queue_cache_forget(changing[i]);
+		/*
+		 * A message from another session may come before the end of the command that changes a
+		 * queue.
+		 */
+		if (changing_in != InvalidCommandId)
+			idemq_queue_cache_forget(0);
 		if (GetCurrentCommandId(false) != changing_in)
-			nchanging = 0;
+			changing_in = InvalidCommandId;
 	}
 }
 

@@ -1,15 +1,16 @@
 /*
  * queue/queue_counts.c
- *		Counts the jobs of each queue and status by SQL, to give the gauges in
- *		shared memory their base, or to answer in their place.
+ *		Counts the jobs of each queue and status with SQL, either to give the gauges in shared
+ *		memory their base, or to return the counts if the gauges are not known.
  *
- * See shared/counts/counters.c for why a count is exact while others change jobs.  A session
- * that finds gauges unknown (idemq.metrics, the worker, idemq.recount) counts, for 1 % of
- * the time at most; where it cannot count so, idemq.metrics counts by SQL for itself.
+ * shared/counts/counters.c explains why a count is exact while other sessions change jobs.  A
+ * session that finds that gauges are unknown (idemq.metrics, the worker, idemq.recount) counts, but
+ * at most for 1 % of the time.  If it cannot count for all sessions, idemq.metrics counts only for
+ * itself.
  *
- * A queue that create_queue makes is known to be empty, because the id of a queue is never
- * given twice.  A DBA who truncates idemq.queues with RESTART IDENTITY and keeps the jobs,
- * or who writes jobs with triggers disabled, has to run idemq.recount().
+ * A new queue is known to be empty, because create_queue never gives an id twice.  A DBA must run
+ * idemq.recount() after truncating idemq.queues with RESTART IDENTITY without truncating the jobs,
+ * or after writing jobs while triggers were disabled.
  */
 #include "postgres.h"
 
@@ -32,13 +33,13 @@ typedef struct StatusCount
 	int64 jobs;
 } StatusCount;
 
-static SqlStatement count_jobs =
+static SqlStatement count_by_status =
 	{.fields = (const SqlField[]){SQL_FIELD(StatusCount, queue_id), SQL_FIELD(StatusCount, status),
 								  SQL_FIELD(StatusCount, jobs)},
 	 .text = "SELECT queue_id, status, count(*) FROM idemq.jobs GROUP BY queue_id, status "
 			 "ORDER BY queue_id"};
 
-/* Reads the rows of count_jobs into an array of the context, in the order of queue_id. */
+/* Reads the rows of count_by_status into an array, allocated in a context, in the order of queue_id. */
 static QueueCount *
 read_counts(uint64 rows, MemoryContext context, int *ncounts)
 {
@@ -49,7 +50,7 @@ read_counts(uint64 rows, MemoryContext context, int *ncounts)
 	{
 		StatusCount row;
 
-		idemq_spi_read(i, count_jobs.fields, &row, context);
+		idemq_spi_read(i, count_by_status.fields, &row, context);
 		if (n == 0 || counts[n - 1].queue_id != row.queue_id)
 		{
 			memset(&counts[n], 0, sizeof(QueueCount));
@@ -64,8 +65,8 @@ read_counts(uint64 rows, MemoryContext context, int *ncounts)
 }
 
 /*
- * Counts all jobs of this database under the latest snapshot: one element a queue
- * that has any, in the order of queue_id.  Works on a standby as well.
+ * Counts all jobs of this database under the latest snapshot.  Returns one element per queue that
+ * has jobs, in the order of queue_id.  Also works on a standby.
  */
 QueueCount *
 idemq_queue_counts_by_sql(int *ncounts)
@@ -75,37 +76,14 @@ idemq_queue_counts_by_sql(int *ncounts)
 	SqlScope scope;
 
 	idemq_spi_begin(&scope);
-	counts = read_counts(idemq_spi_query_latest(&count_jobs, NULL, NULL), caller, ncounts);
+	counts = read_counts(idemq_spi_query_latest(&count_by_status, NULL, NULL), caller, ncounts);
 	idemq_spi_end(&scope);
 	return counts;
 }
 
-/* Counts under a snapshot that idemq_counters_begin_count gave, and ends the count. */
-static int64
-count_at(Snapshot snapshot)
-{
-	uint64 rows = idemq_spi_query_at(&count_jobs, NULL, NULL, snapshot);
-	int64 jobs = 0;
-	int ncounts;
-	QueueCount *counts = read_counts(rows, CurrentMemoryContext, &ncounts);
-
-	for (int i = 0; i < ncounts; i++)
-	{
-		QueueState *qstate = idemq_qstate_find(MyDatabaseId, counts[i].queue_id);
-
-		if (qstate != NULL)
-			counts[i].index = idemq_qstate_index(qstate);
-		for (int s = 0; s < JOB_STATUS_COUNT; s++)
-			jobs += counts[i].jobs[s];
-	}
-	idemq_counters_end_count(counts, ncounts);
-	return jobs;
-}
-
 /*
- * Counts all jobs of this database, and makes the gauges known; *jobs: how many
- * there are.  Reads the whole table.  Raises 25001 in a transaction that has
- * changed something, 25006 on a standby.
+ * Counts all jobs of this database, and makes the gauges known; *jobs is the total.  Reads the
+ * whole table.  Raises 25001 in a transaction that has made changes, 25006 on a standby.
  */
 CountStart
 idemq_queue_counts_try(int64 *jobs)
@@ -120,13 +98,27 @@ idemq_queue_counts_try(int64 *jobs)
 				errmsg("jobs cannot be counted in a transaction that has made changes"),
 				errhint("Count them in a separate transaction."));
 	idemq_spi_begin(&scope);
-	/* So that the table is not truncated, nor the extension dropped, meanwhile. */
+	/* Keeps other sessions from truncating the table or dropping the extension. */
 	LockRelationOid(idemq_oids()->jobs, AccessShareLock);
 	idemq_queues_give_qstates();
 	start = idemq_counters_begin_count(&snapshot);
 	if (start == COUNT_BEGUN)
 	{
-		*jobs = count_at(snapshot);
+		uint64 rows = idemq_spi_query_at(&count_by_status, NULL, NULL, snapshot);
+		int ncounts;
+		QueueCount *counts = read_counts(rows, CurrentMemoryContext, &ncounts);
+
+		*jobs = 0;
+		for (int i = 0; i < ncounts; i++)
+		{
+			QueueState *qstate = idemq_qstate_find(MyDatabaseId, counts[i].queue_id);
+
+			if (qstate != NULL)
+				counts[i].index = idemq_qstate_index(qstate);
+			for (int s = 0; s < JOB_STATUS_COUNT; s++)
+				*jobs += counts[i].jobs[s];
+		}
+		idemq_counters_end_count(counts, ncounts);
 		UnregisterSnapshot(snapshot);
 	}
 	idemq_spi_end(&scope);
@@ -134,8 +126,8 @@ idemq_queue_counts_try(int64 *jobs)
 }
 
 /*
- * For a caller that is about to count by SQL: makes the gauges known by a count, when
- * one is due and possible here; returns whether it did.
+ * Makes the gauges known by counting, if a count is due and possible in this transaction.  Returns
+ * whether they are known; otherwise the caller counts for itself.
  */
 bool
 idemq_queue_counts_run_if_due(void)
@@ -148,9 +140,9 @@ idemq_queue_counts_run_if_due(void)
 }
 
 /*
- * Counts a refusal, or an answer from the past, when it is given: the error or the caller
- * rolls back, and the count stays.  It is no event of a transaction, so it needs no
- * transaction id.  A queue without a state has no counters; it may be a dead-letter queue.
+ * Counts a refusal, or a repeated result, immediately, so that the count survives a rollback.
+ * Because this is not an event of a transaction, it needs no transaction id.  Does nothing for a
+ * queue without a state.
  */
 void
 idemq_queue_count_refusal(const QueueInfo *queue, Counter counter)

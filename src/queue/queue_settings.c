@@ -1,8 +1,10 @@
 /*
  * queue/queue_settings.c
- *		The settings of a queue, in one table.
+ *		The settings of a queue: checks them, writes them and reads them.
  *
- * All that checks, writes and reads settings is made from QUEUE_SETTINGS (queue/queue.h).
+ * All code for the individual settings is generated from QUEUE_SETTINGS (queue/queue.h).
+ *
+ * Locks: those of the SQL statements; idemq_settings_document locks the row.
  */
 #include "postgres.h"
 
@@ -16,65 +18,41 @@
 #include "base/base.h"
 #include "queue/queue.h"
 
-typedef enum SettingKind
-{
-	SETTING_INTERVAL,
-	SETTING_FLOAT,
-	SETTING_INT,
-	SETTING_LIMIT,	 /* NULL is "no limit", and 0 to alter_queue */
-	SETTING_TIMEOUT, /* NULL is "none", and 0 to alter_queue */
-	SETTING_QUEUE,	 /* NULL is "none", and '' to alter_queue */
-	SETTING_BOOL
-} SettingKind;
-
-typedef struct QueueSetting
-{
-	const char *name;
-	SettingKind kind;
-	double least;
-	double most;
-} QueueSetting;
-
 /* clang-format off */
 #define SETTING_ROW(name, kind, least, most) {#name, SETTING_##kind, least, most},
 #define SETTING_FIELD(name, kind, least, most) SQL_FIELD(QueueInfo, name),
 #define SETTING_COLUMN(name, kind, least, most) ", " #name
 /* clang-format on */
 
-static const QueueSetting settings[] = {QUEUE_SETTINGS(SETTING_ROW)};
+const QueueSetting idemq_queue_settings[] = {QUEUE_SETTINGS(SETTING_ROW)};
 
 /* With the name, which is argument 0 of the functions and parameter 1 of the statements. */
-#define SETTING_ARGS (lengthof(settings) + 1)
+#define SETTING_ARGS (lengthof(idemq_queue_settings) + 1)
 
 StaticAssertDecl(SETTING_ARGS <= SQL_MAX_ARGS, "more settings than parameters of a statement");
 
-static const Oid sql_types[] =
+const Oid idemq_setting_types[] =
 	{[SETTING_INTERVAL] = INTERVALOID, [SETTING_FLOAT] = FLOAT8OID,		[SETTING_INT] = INT4OID,
 	 [SETTING_LIMIT] = INT4OID,		   [SETTING_TIMEOUT] = INTERVALOID, [SETTING_QUEUE] = TEXTOID,
 	 [SETTING_BOOL] = BOOLOID};
 
-/* What alter_queue takes for "none", in SQL; NULL for a setting that a queue always has. */
-static const char *const none_values[] =
-	{[SETTING_LIMIT] = "0", [SETTING_TIMEOUT] = "interval '0'", [SETTING_QUEUE] = "''"};
+const char *const idemq_setting_nones[] = {[SETTING_LIMIT] = "0",
+										   [SETTING_TIMEOUT] = "interval '0'",
+										   [SETTING_QUEUE] = "''",
+										   [SETTING_BOOL] = NULL};
 
-static const char *
-none_value(SettingKind kind)
-{
-	return kind < lengthof(none_values) ? none_values[kind] : NULL;
-}
-
-static const SqlField fields[] = {SQL_FIELD(QueueInfo, id),
-								  SQL_FIELD(QueueInfo, name),
-								  SQL_FIELD(QueueInfo, paused),
-								  SQL_FIELD(QueueInfo, paused_until),
-								  SQL_FIELD(QueueInfo, created_at),
-								  SQL_FIELD(QueueInfo, has_paused_groups),
-								  SQL_FIELD(QueueInfo, group_pauses_end),
-								  SQL_FIELD(QueueInfo, dead_letter_role),
-								  SQL_FIELD(QueueInfo, dead_letter_role_oid),
-								  SQL_FIELD(QueueInfo, held_until),
-								  SQL_FIELD(QueueInfo, has_group_holds),
-								  QUEUE_SETTINGS(SETTING_FIELD)};
+static const SqlField queue_fields[] = {SQL_FIELD(QueueInfo, id),
+										SQL_FIELD(QueueInfo, name),
+										SQL_FIELD(QueueInfo, paused),
+										SQL_FIELD(QueueInfo, paused_until),
+										SQL_FIELD(QueueInfo, created_at),
+										SQL_FIELD(QueueInfo, has_paused_groups),
+										SQL_FIELD(QueueInfo, group_pauses_end),
+										SQL_FIELD(QueueInfo, dead_letter_role),
+										SQL_FIELD(QueueInfo, dead_letter_role_oid),
+										SQL_FIELD(QueueInfo, held_until),
+										SQL_FIELD(QueueInfo, has_group_holds),
+										QUEUE_SETTINGS(SETTING_FIELD)};
 
 static SqlStatement load_queues =
 	{.few = true,
@@ -90,13 +68,13 @@ static SqlStatement load_queues =
 				 SETTING_COLUMN) " FROM idemq.queues q WHERE queue_id BETWEEN $1 AND $2",
 	 .types = {INT4OID, INT4OID}};
 
-/* Made by build_statements. */
+/* Made by settings_build. */
 static SqlStatement insert_queue = {.nargs = SETTING_ARGS, .types = {TEXTOID}};
 static SqlStatement update_queue = {.nargs = SETTING_ARGS, .types = {TEXTOID}};
 
 /* Makes the text of the statements that write, at their first use. */
 static void
-build_statements(void)
+settings_build(void)
 {
 	StringInfoData parameters;
 	StringInfoData changes;
@@ -105,10 +83,10 @@ build_statements(void)
 		return;
 	initStringInfo(&parameters);
 	initStringInfo(&changes);
-	for (int i = 0; i < (int) lengthof(settings); i++)
+	for (int i = 0; i < (int) lengthof(idemq_queue_settings); i++)
 	{
-		const char *name = settings[i].name;
-		const char *none = none_value(settings[i].kind);
+		const char *name = idemq_queue_settings[i].name;
+		const char *none = idemq_setting_nones[idemq_queue_settings[i].kind];
 		int parameter = i + 2;
 
 		appendStringInfo(&parameters, ", $%d", parameter);
@@ -116,7 +94,8 @@ build_statements(void)
 						 none != NULL ? "%s%s = nullif(coalesce($%d, %s), %s)"
 									  : "%s%s = coalesce($%d, %s)",
 						 i > 0 ? ", " : "", name, parameter, name, none);
-		insert_queue.types[i + 1] = update_queue.types[i + 1] = sql_types[settings[i].kind];
+		insert_queue.types[i + 1] = update_queue.types[i + 1] =
+			idemq_setting_types[idemq_queue_settings[i].kind];
 	}
 	insert_queue.text = MemoryContextStrdup(
 		TopMemoryContext,
@@ -131,16 +110,16 @@ build_statements(void)
 }
 
 /*
- * Checks the settings that are given, and, for a new queue, that none is missing; raises
- * 22004, 22023.  The caller checks the name of a queue: see job/dead_letter.c.
+ * Checks the arguments that are given, and, for a new queue, that no required one is missing;
+ * raises 22004 and 22023.  job/dead_letter.c checks dead_letter_queue.
  */
 void
 idemq_settings_check(FunctionCallInfo fcinfo, bool is_new)
 {
-	for (int i = 0; i < (int) lengthof(settings); i++)
+	for (int i = 0; i < (int) lengthof(idemq_queue_settings); i++)
 	{
-		const QueueSetting *setting = &settings[i];
-		bool may_be_none = none_value(setting->kind) != NULL;
+		const QueueSetting *setting = &idemq_queue_settings[i];
+		bool may_be_none = idemq_setting_nones[setting->kind] != NULL;
 		double least = may_be_none && !is_new ? 0 : setting->least;
 		int n = i + 1;
 
@@ -187,7 +166,7 @@ idemq_settings_check_lease(const QueueInfo *queue, int64 lease)
 }
 
 /*
- * Returns the effective lease: the requested length, or with 0 the queue's default, capped by
+ * Returns the effective lease: the requested length, or, if that is 0, the queue's default; at most
  * job_timeout.
  */
 int64
@@ -198,48 +177,28 @@ idemq_settings_lease(const QueueInfo *queue, int64 asked)
 	return queue->job_timeout > 0 ? Min(lease, queue->job_timeout) : lease;
 }
 
-/* Returns which argument of create_queue and alter_queue a setting is. */
+/* Returns the number of the argument of create_queue and alter_queue for a setting. */
 int
 idemq_setting_arg(const char *name)
 {
-	for (int i = 0; i < (int) lengthof(settings); i++)
+	for (int i = 0; i < (int) lengthof(idemq_queue_settings); i++)
 	{
-		if (strcmp(settings[i].name, name) == 0)
+		if (strcmp(idemq_queue_settings[i].name, name) == 0)
 			return i + 1;
 	}
 	elog(ERROR, "unknown setting \"%s\"", name);
 }
 
-/* Returns the name of a setting, from 0; NULL after the last. */
-const char *
-idemq_setting_name(int i)
-{
-	return i < (int) lengthof(settings) ? settings[i].name : NULL;
-}
-
-/* Returns the SQL type of a setting. */
-Oid
-idemq_setting_type(int i)
-{
-	return sql_types[settings[i].kind];
-}
-
-/* Returns what alter_queue and ensure_queue take for "none", in SQL; NULL if there is no such value. */
-const char *
-idemq_setting_none(int i)
-{
-	return none_value(settings[i].kind);
-}
-
-/* By itself: a name that is written means the role that has it now (hooks/row_triggers.c). */
+/* A statement of its own, because its trigger stores the OID of the role (hooks/row_triggers.c). */
 static SqlStatement set_dead_letter_role =
 	{.text = "UPDATE idemq.queues SET dead_letter_role = CASE WHEN dead_letter_queue IS NOT NULL "
 			 "THEN $2 END WHERE name = $1",
 	 .types = {TEXTOID, NAMEOID}};
 
 /*
- * Runs a statement with name and settings as its parameters, and stores the role that has set
- * a dead_letter_queue.  Returns whether it wrote a row; *id, unless NULL: the id that it returned.
+ * Runs a statement with the name and the settings as its parameters.  If dead_letter_queue is
+ * given, also stores the caller as the role that has set it.  Returns whether a row was written;
+ * sets *id, unless id is NULL, to the id that the statement returned.
  */
 static bool
 run_with_settings(SqlStatement *statement, FunctionCallInfo fcinfo, const char *name, Oid caller,
@@ -268,17 +227,19 @@ run_with_settings(SqlStatement *statement, FunctionCallInfo fcinfo, const char *
 	return true;
 }
 
-/* Whether create_queue is adding a row: the trigger asks whether a queue comes from elsewhere. */
+/*
+ * Whether create_queue is inserting a row.  Any other new row comes from a restore or a publisher.
+ */
 static bool inserting = false;
 
-/* Returns whether create_queue adds the row of idemq.queues that is being added. */
+/* Returns whether create_queue is inserting a row of idemq.queues now; for the row's trigger. */
 bool
 idemq_settings_is_inserting(void)
 {
 	return inserting;
 }
 
-/* Adds a queue with the settings of create_queue; false when there is one of that name. */
+/* Inserts a queue with the arguments of create_queue; returns false if its name is taken. */
 bool
 idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id)
 {
@@ -286,7 +247,7 @@ idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id)
 	SqlScope scope;
 	bool inserted;
 
-	build_statements();
+	settings_build();
 	idemq_spi_begin(&scope);
 	inserting = true;
 	PG_TRY();
@@ -303,8 +264,8 @@ idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id)
 }
 
 /*
- * Changes the settings of a queue to the arguments of alter_queue that are not NULL.  latest: even if
- * the row is newer than the transaction's snapshot.
+ * Changes the settings of a queue to the arguments of alter_queue that are not NULL.  latest: even
+ * if the row is newer than the transaction's snapshot.
  */
 void
 idemq_settings_update(FunctionCallInfo fcinfo, const char *name, bool latest)
@@ -312,14 +273,14 @@ idemq_settings_update(FunctionCallInfo fcinfo, const char *name, bool latest)
 	Oid caller = GetUserId();
 	SqlScope scope;
 
-	build_statements();
+	settings_build();
 	update_queue.latest = set_dead_letter_role.latest = latest;
 	idemq_spi_begin(&scope);
 	(void) run_with_settings(&update_queue, fcinfo, name, caller, NULL);
 	idemq_spi_end(&scope);
 }
 
-/* $2: these settings at another time, or NULL. */
+/* $2: earlier settings, or NULL. */
 static SqlStatement describe_queue =
 	{.locks = true,
 	 .text = "SELECT CASE WHEN $2 IS NULL THEN n.doc ELSE (SELECT jsonb_object_agg(key, "
@@ -332,10 +293,11 @@ static SqlStatement describe_queue =
 	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
 
 /*
- * Returns the settings of a queue as jsonb, 0 when it is gone; they stay as they are until this
- * transaction ends.  With what that was before, unless it is 0: what differs now, or 0 when nothing
- * does: {"lease": {"from": ..., "to": ...}, ...}.  latest: as for idemq_settings_update; a row that the
- * snapshot does not show is not there otherwise, and one that has changed since raises 40001.
+ * Returns the settings of a queue as jsonb, or 0 if the queue is gone, and locks them until the end
+ * of the transaction.  If before contains earlier settings, returns only what differs, or 0 if
+ * nothing does: {"lease": {"from": ..., "to": ...}, ...}.  latest: as for idemq_settings_update.
+ * Without latest, a row that the snapshot does not show counts as gone, and one that has changed
+ * since raises 40001.
  */
 Datum
 idemq_settings_document(int32 queue_id, Datum before, bool latest)
@@ -349,8 +311,8 @@ idemq_settings_document(int32 queue_id, Datum before, bool latest)
 }
 
 /*
- * Reads the queues from one id to another under a registered snapshot, within the caller's
- * idemq_spi_begin; returns how many rows there are for idemq_settings_read.
+ * Reads the queues in a range of ids under a registered snapshot.  Returns the number of rows,
+ * which the caller fetches with idemq_settings_read before its idemq_spi_end.
  */
 uint64
 idemq_settings_load(const Datum *range, Snapshot snapshot)
@@ -358,42 +320,10 @@ idemq_settings_load(const Datum *range, Snapshot snapshot)
 	return idemq_spi_query_at(&load_queues, range, NULL, snapshot);
 }
 
-/* Fills what a row of idemq.queues says of a queue; everything else becomes 0. */
+/* Sets *queue to the columns of a row of idemq.queues, and all other fields to 0. */
 void
 idemq_settings_read(uint64 row, QueueInfo *queue)
 {
 	memset(queue, 0, sizeof(*queue));
-	idemq_spi_read(row, fields, queue, CurrentMemoryContext);
-}
-
-/* Returns whether a queue hands out no jobs now; see job/pausing.c. */
-bool
-idemq_queue_is_paused(const QueueInfo *queue)
-{
-	return queue->paused && (queue->paused_until == DT_NOEND || idemq_now() < queue->paused_until);
-}
-
-/* Returns whether a worker holds back all jobs of a queue now; see job/holds.c. */
-bool
-idemq_queue_is_held(const QueueInfo *queue)
-{
-	return unlikely(queue->held_until != DT_NOBEGIN) && idemq_now() < queue->held_until;
-}
-
-/*
- * Returns the time until which a queue hands out no jobs because it is paused or held back.
- * Returns DT_NOBEGIN if it hands out jobs, and DT_NOEND if only idemq.resume ends its pause.
- */
-TimestampTz
-idemq_queue_closed_until(const QueueInfo *queue)
-{
-	TimestampTz until = idemq_queue_is_paused(queue) ? queue->paused_until : DT_NOBEGIN;
-
-	return idemq_queue_is_held(queue) ? Max(until, queue->held_until) : until;
-}
-
-bool
-idemq_queue_is_closed(const QueueInfo *queue)
-{
-	return idemq_queue_is_paused(queue) || idemq_queue_is_held(queue);
+	idemq_spi_read(row, queue_fields, queue, CurrentMemoryContext);
 }

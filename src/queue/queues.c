@@ -1,14 +1,16 @@
 /*
  * queue/queues.c
- *		Queues looked up: their settings (queue/queue_settings.c), the role's privileges,
- *		their state; and their lock.
+ *		Lookups of queues, with their settings (queue/queue_settings.c), the current role's
+ *		privileges and the queue state; and the locks of queues.
  *
- * What was read is kept, and read again when it has changed (queue/queue_cache.c).
- * Callers get copies: a QueueInfo stays what it was.
+ * queue/queue_cache.c keeps what was read, and rereads it after a change.  A caller gets a copy, so
+ * a QueueInfo never changes.
  *
- * Privileges: admin includes the others; superusers and the owner of idemq's
- * tables hold all of them.  Grants name roles (queue/roles.c); a role that does not exist
- * any more grants nothing.
+ * Privileges: admin includes the others, and superusers and the owner of idemq's tables hold all of
+ * them.  Grants contain the names of roles (queue/roles.c).  A grant to a role that no longer
+ * exists has no effect.
+ *
+ * Locks: heavyweight locks on the queue, or on its name, until the end of the transaction.
  */
 #include "postgres.h"
 
@@ -24,7 +26,7 @@
 #include "queue/queue.h"
 #include "shared/queue_states/queue_states.h"
 
-/* As a foreign key would: a DELETE by hand takes no other lock. */
+/* Like a foreign key's check, because a DELETE written by a DBA takes no other lock. */
 static SqlStatement queues_keep_row =
 	{.text = "SELECT FROM idemq.queues WHERE queue_id = $1 FOR KEY SHARE", .types = {INT4OID}};
 
@@ -37,7 +39,7 @@ privileges_of(CachedQueue *cached)
 
 	if (cached->role == role && cached->roles_at == idemq_queue_cache_roles())
 		return cached->info.privileges;
-	/* Before the grants are looked at: after a change meanwhile they are looked at again. */
+	/* Read before the grants, so that a change in between is noticed by the next call. */
 	cached->roles_at = idemq_queue_cache_roles();
 	cached->role = InvalidOid;
 	if (has_privs_of_role(role, idemq_oids()->owner))
@@ -56,8 +58,8 @@ privileges_of(CachedQueue *cached)
 }
 
 /*
- * Copies a cached queue, with the current role's privileges, and with its state if there is one;
- * false when the queue has been dropped since it was read.
+ * Copies a cached queue, with the current role's privileges, and with its state if one can be had.
+ * Returns false if the queue has been dropped since it was read.
  */
 static bool
 copy_out(CachedQueue *cached, QueueInfo *queue)
@@ -67,7 +69,9 @@ copy_out(CachedQueue *cached, QueueInfo *queue)
 	if (!idemq_qstate_is_of(cached->info.qstate, id))
 	{
 		cached->info.qstate = idemq_qstate_for_queue(id);
-		/* A drop moves the queue's number, then frees its state: perhaps before we gave it one. */
+		/*
+		 * A drop changes the queue's version, then frees its state, perhaps before we gave it one.
+		 */
 		if (!idemq_queue_cache_is_fresh(cached))
 		{
 			cached = idemq_queue_cache_by_id(id);
@@ -85,7 +89,9 @@ copy_out(CachedQueue *cached, QueueInfo *queue)
 	return true;
 }
 
-/* Raises 42501 for a queue on which the role holds none of the wanted privileges. */
+/*
+ * Raises 42501 because the current role holds none of the wanted privileges (QueuePrivilege bits).
+ */
 void
 idemq_queue_denied(const char *name, int wanted)
 {
@@ -99,7 +105,7 @@ idemq_queue_denied(const char *name, int wanted)
 					idemq_grant_text(name, GetUserNameFromId(GetUserId(), false), privilege)));
 }
 
-/* Looks a queue up by name, whatever the current role's privileges; false when there is none. */
+/* Looks up a queue by name, regardless of privileges; returns false if there is none. */
 bool
 idemq_queue_find(const char *name, QueueInfo *queue)
 {
@@ -118,8 +124,8 @@ refuse_unknown(const char *name)
 }
 
 /*
- * Looks a queue up by name.  wanted: QueuePrivilege bits of which the current
- * role must hold one.  Raises IQ005 when there is none, 42501 without a privilege.
+ * Looks up a queue by name.  The current role must hold at least one of the wanted privileges
+ * (QueuePrivilege bits).  Raises IQ005 if there is no such queue, 42501 without a privilege.
  */
 void
 idemq_queue_by_name(const char *name, int wanted, QueueInfo *queue)
@@ -130,14 +136,14 @@ idemq_queue_by_name(const char *name, int wanted, QueueInfo *queue)
 		idemq_queue_denied(name, wanted);
 }
 
-/* Like idemq_queue_by_name, for the queue that argument n names; raises 22004, 22023 too. */
+/* Like idemq_queue_by_name, for the queue named by argument n; also raises 22004 and 22023. */
 void
 idemq_queue_arg(FunctionCallInfo fcinfo, int n, const char *name, int wanted, QueueInfo *queue)
 {
 	idemq_queue_by_name(idemq_arg_text(fcinfo, n, name, IDEMQ_MAX_NAME_ARG), wanted, queue);
 }
 
-/* Looks a queue up by id; false when there is none. */
+/* Looks up a queue by id; returns false if there is none. */
 bool
 idemq_queue_by_id(int32 id, QueueInfo *queue)
 {
@@ -147,9 +153,9 @@ idemq_queue_by_id(int32 id, QueueInfo *queue)
 }
 
 /*
- * Raises 53400 for a queue that was looked up and has no state: more queues were restored than
- * there are queue states, or idemq.max_queues was lowered.  The queue's rows stay as they are, and
- * no code below here works on a queue without a state.
+ * Raises 53400 if a queue that was looked up has no state, because more queues were restored than
+ * there are queue states, or because idemq.max_queues was lowered.  The queue's jobs remain
+ * unchanged.
  */
 void
 idemq_queue_need_qstate(const QueueInfo *queue)
@@ -166,7 +172,9 @@ idemq_queue_need_qstate(const QueueInfo *queue)
 			idemq_max_queues));
 }
 
-/* Like idemq_queue_by_id; false also when the current role holds none of the wanted privileges. */
+/*
+ * Like idemq_queue_by_id, but also returns false if the role holds none of the wanted privileges.
+ */
 bool
 idemq_queue_allows(int32 id, int wanted, QueueInfo *queue)
 {
@@ -181,7 +189,7 @@ idemq_queue_allows_role(int32 id, Oid role, int wanted, QueueInfo *queue)
 	int sec_context;
 	bool allowed;
 
-	/* After an error, transaction abort puts it back. */
+	/* If an error is raised, the abort restores the user. */
 	GetUserIdAndSecContext(&user, &sec_context);
 	SetUserIdAndSecContext(role, sec_context | SECURITY_LOCAL_USERID_CHANGE);
 	allowed = idemq_queue_allows(id, wanted, queue);
@@ -201,8 +209,8 @@ idemq_may_change_schedule(int32 queue_id, const char *creator, Oid creator_oid)
 }
 
 /*
- * Locks a queue to the end of the transaction: AccessShareLock keeps it from being
- * dropped, AccessExclusiveLock is for dropping it.
+ * Locks a queue until the end of the transaction.  AccessShareLock prevents a drop, which takes
+ * AccessExclusiveLock.
  */
 void
 idemq_queue_lock(int32 id, LOCKMODE mode)
@@ -226,9 +234,9 @@ idemq_queue_lock_name(const char *name)
 }
 
 /*
- * Locks a queue that was looked up, and looks it up again: it may have been dropped, and
- * created anew, while this waited for the lock.  The new queue is another, and is locked
- * in its turn.
+ * Locks a queue that was looked up, and looks it up again, because it may have been dropped while
+ * this session waited for the lock.  If a new queue has its name by then, that one is locked
+ * instead.
  */
 void
 idemq_queue_hold(QueueInfo *queue, int wanted, LOCKMODE mode)
@@ -243,7 +251,7 @@ idemq_queue_hold(QueueInfo *queue, int wanted, LOCKMODE mode)
 	} while (queue->id != locked);
 }
 
-/* Like idemq_queue_arg; locks the queue to the end of the transaction. */
+/* Like idemq_queue_arg, but also locks the queue until the end of the transaction. */
 void
 idemq_queue_open(FunctionCallInfo fcinfo, int n, const char *name, int wanted, LOCKMODE mode,
 				 QueueInfo *queue)
@@ -253,9 +261,9 @@ idemq_queue_open(FunctionCallInfo fcinfo, int n, const char *name, int wanted, L
 }
 
 /*
- * Keeps a queue's row to the end of the transaction, for a row that names it and would be
- * left behind otherwise (idemq_internal.queue_gone_impl).  latest: even if the row is newer than
- * the transaction's snapshot.  Raises IQ005 when it is gone.
+ * Locks a queue's row against deletion until the end of the transaction, for a new row that refers
+ * to the queue and that a concurrent drop would miss (idemq_internal.queue_gone_impl).  latest:
+ * even if the row is newer than the transaction's snapshot.  Raises IQ005 if the row is gone.
  */
 void
 idemq_queue_keep(const QueueInfo *queue, bool latest)
@@ -267,7 +275,7 @@ idemq_queue_keep(const QueueInfo *queue, bool latest)
 		refuse_unknown(queue->name);
 }
 
-/* Like idemq_queue_lock, but does not wait: false when another transaction is in the way. */
+/* Like idemq_queue_lock, but returns false instead of waiting for another transaction. */
 bool
 idemq_queue_try_lock(int32 id, LOCKMODE mode)
 {
@@ -281,8 +289,8 @@ idemq_queue_try_lock(int32 id, LOCKMODE mode)
 }
 
 /*
- * Returns the ids of all queues on which the current role holds one of the wanted
- * privileges; of all queues when wanted is 0.
+ * Returns the ids of the queues on which the current role holds one of the wanted privileges, or of
+ * all queues if wanted is 0.
  */
 int32 *
 idemq_queue_ids(int wanted, int *count)
@@ -292,7 +300,7 @@ idemq_queue_ids(int wanted, int *count)
 	int32 *ids = palloc(Max(listed, 1) * sizeof(int32));
 	int kept = 0;
 
-	/* Copied first: the list is good until the next lookup. */
+	/* Copied first, because the list is valid only until the next lookup. */
 	memcpy(ids, all, listed * sizeof(int32));
 	for (int i = 0; i < listed; i++)
 	{
@@ -305,7 +313,7 @@ idemq_queue_ids(int wanted, int *count)
 	return ids;
 }
 
-/* Looks up all queues of this database, so that each gets a state, as long as any are free. */
+/* Looks up all queues of this database, so that each gets a state as long as any are free. */
 void
 idemq_queues_give_qstates(void)
 {

@@ -1,20 +1,22 @@
 /*
  * queue/roles.c
- *		Roles as rows name them, and what each needs of the schema.
+ *		The roles that rows of idemq's tables refer to, and the privileges on the schema that they
+ *		need.
  *
- * Grants and schedules have a role's name, which pg_dump carries to another server, and
- * its OID at the time, by which a role that was dropped is told from the next one of that
- * name.  Both have to fit.  The trigger of hooks/row_triggers.c writes the OID whenever
- * the name is written, so that a restore finds the roles of its own server; where there
- * is no such role yet, it stays NULL, and the name alone decides.
+ * Grants and schedules contain the name of a role, because pg_dump carries names to another server,
+ * and the OID that the role had at the time, so that a later role of the same name is not mistaken
+ * for it.  Both must match.  Whenever the name is written, the trigger in hooks/row_triggers.c
+ * writes the OID, so after a restore it is the OID of the new server's role.  If there is no such
+ * role, the OID is NULL, and the name alone decides.
  *
- * PUBLIC may not use the schema.  A role may while it holds a privilege on a queue or topic: the
- * first grant gives it USAGE, the last revoke takes that away, unless the DBA has granted
- * it a function or a table of the schema.  (So DROP ROLE refuses a role that holds grants.)
+ * PUBLIC has no USAGE on the schema.  A role has it while it holds a privilege on a queue or a
+ * topic: the first grant gives USAGE to the role, and the last revoke takes it away, unless the DBA
+ * has granted the role a function or a table of the schema.  As a result, DROP ROLE refuses to drop
+ * a role that holds grants.
  *
- * Locks: idemq_role_lock, to the end of the transaction, covers what one role holds; then
- * a lock on the schema covers its list of privileges, which two transactions cannot change
- * at once.
+ * Locks: idemq_role_lock, held until the end of the transaction, protects what one role holds.
+ * After it, a lock on the schema protects the schema's privileges, which two transactions cannot
+ * change at the same time.
  */
 #include "postgres.h"
 
@@ -42,7 +44,9 @@ static SqlStatement needs_usage =
 			 "WHERE c.relnamespace = 'idemq'::pg_catalog.regnamespace AND a.grantee = $1",
 	 .types = {OIDOID, NAMEOID}};
 
-/* Returns the role of that name, InvalidOid when it is not the one that was meant. */
+/*
+ * Returns the role with a name, or InvalidOid if that role is not the one with the OID (if given).
+ */
 Oid
 idemq_role_of(const char *name, Oid oid)
 {
@@ -51,7 +55,7 @@ idemq_role_of(const char *name, Oid oid)
 	return OidIsValid(oid) && role != oid ? InvalidOid : role;
 }
 
-/* Returns the call that grants a privilege, to be pasted into SQL, whatever the names are. */
+/* Returns the SQL call that grants a privilege, with the names quoted. */
 const char *
 idemq_grant_text(const char *queue, const char *role, const char *privilege)
 {
@@ -59,14 +63,17 @@ idemq_grant_text(const char *queue, const char *role, const char *privilege)
 					quote_literal_cstr(quote_identifier(role)), privilege);
 }
 
-/* Locks what a role holds, or has made, in this database, to the end of the transaction. */
+/* Locks what a role holds or has created in this database until the end of the transaction. */
 void
 idemq_role_lock(Oid role, RoleLock what)
 {
 	LockDatabaseObject(AuthIdRelationId, role, (uint16) what, ShareUpdateExclusiveLock);
 }
 
-/* Reads the schema's owner; returns whether the role itself, not PUBLIC or a group, has USAGE. */
+/*
+ * Sets *schema and *owner; returns whether the role itself has USAGE, not through PUBLIC or a
+ * group.
+ */
 static bool
 has_usage(Oid role, Oid *schema, Oid *owner)
 {
@@ -93,8 +100,8 @@ has_usage(Oid role, Oid *schema, Oid *owner)
 }
 
 /*
- * Gives a role that has anything in the schema USAGE of it, and takes it from one that has
- * nothing more; as the schema's owner.  The role's lock held.
+ * Grants a role USAGE on the schema if the role has any privilege in it, and revokes USAGE
+ * otherwise; acts as the schema's owner.  The role's lock must be held.
  */
 void
 idemq_usage_settle(Oid role)

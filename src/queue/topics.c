@@ -1,14 +1,15 @@
 /*
  * queue/topics.c
- *		Spaces of topics: who owns them, who may publish to them and bind queues to them.
+ *		Topic spaces: which roles may administer them, publish to them and bind queues to them.
  *
- * A space is the first word of its topics.  Without owners anybody could bind a pattern for
- * everything, and read what others publish.  Since a space is one word, each topic has one
- * space.  admin includes the other privileges; superusers and the owner of idemq's tables
- * hold all of them.  Grants name roles as grants on queues do (queue/roles.c).
+ * The first word of a topic is its space, so each topic belongs to exactly one space.  Without
+ * privileges on spaces, any role could bind a queue to all topics, and read what other roles
+ * publish.  admin includes the other privileges, and superusers and the owner of idemq's tables
+ * hold all of them.  Grants refer to roles in the same way as grants on queues (queue/roles.c).
  *
- * Grants are read at each call: publishing to n queues costs n inserts, of which this is a
- * part.  Locks: none, but for idemq_topic_keep and idemq_topic_lock_name.
+ * Grants are read in each call, which is cheap compared with the inserts of publish.
+ *
+ * Locks: only those of idemq_topic_keep and idemq_topic_lock_name.
  */
 #include "postgres.h"
 
@@ -26,13 +27,13 @@
 typedef struct TopicGrant
 {
 	NameData name;
-	Oid role;		  /* InvalidOid: nobody any more */
+	Oid role;		  /* InvalidOid: the role no longer exists */
 	int32 privileges; /* TopicPrivilege bits */
 } TopicGrant;
 
-/* A grant's privileges, as TopicPrivilege bits: admin is all of them. */
+/* Names of privileges, at the index of their TopicPrivilege bits; admin includes all of them. */
 static const char *const grant_names[] = {"", "publish", "bind", "", "", "", "", "admin", NULL};
-/* A space without grants makes a row as well. */
+/* Returns one row for a space without grants. */
 static SqlStatement read_grants =
 	{.text = "SELECT g.role_name, g.role_oid, g.privilege FROM idemq_internal.topic_entries t "
 			 "LEFT JOIN idemq_internal.topic_grants g ON g.topic = t.topic WHERE t.topic = $1",
@@ -40,12 +41,14 @@ static SqlStatement read_grants =
 	 .fields = (const SqlField[]){SQL_FIELD(TopicGrant, name), SQL_FIELD(TopicGrant, role),
 								  SQL_CHOICE(TopicGrant, privileges, grant_names)}};
 
-/* As a foreign key would: a DROP of the space waits, and finds the row that is made. */
+/*
+ * Like a foreign key's check: a drop of the space waits, and then finds the row that refers to it.
+ */
 static SqlStatement topics_keep_row =
 	{.text = "SELECT FROM idemq_internal.topic_entries WHERE topic = $1 FOR KEY SHARE",
 	 .types = {TEXTOID}};
 
-/* Reads a space; false when there is none of that name. */
+/* Reads a space; returns false if there is none with this name. */
 bool
 idemq_topic_find(const char *name, TopicSpace *space)
 {
@@ -76,7 +79,7 @@ idemq_topic_privileges(const TopicSpace *space, Oid role)
 	return privileges;
 }
 
-/* Raises 42704. */
+/* Raises 42704 because there is no such space. */
 void
 idemq_topic_refuse_unknown(const char *name)
 {
@@ -88,8 +91,8 @@ idemq_topic_refuse_unknown(const char *name)
 }
 
 /*
- * Reads a space of which the current role must hold one of the wanted privileges.  Raises
- * 42704 when there is none, 42501 without a privilege.
+ * Reads a space.  The current role must hold at least one of the wanted privileges (TopicPrivilege
+ * bits).  Raises 42704 if there is no such space, 42501 without a privilege.
  */
 void
 idemq_topic_open(const char *name, int wanted, TopicSpace *space)
@@ -112,7 +115,7 @@ idemq_topic_open(const char *name, int wanted, TopicSpace *space)
 				privilege));
 }
 
-/* Keeps a space to the end of the transaction, for a row that names it.  Raises 42704. */
+/* Prevents a drop of a space until the end of the transaction.  Raises 42704 if it is gone. */
 void
 idemq_topic_keep(const char *name)
 {
@@ -122,7 +125,7 @@ idemq_topic_keep(const char *name)
 		idemq_topic_refuse_unknown(name);
 }
 
-/* Distinguishes these locks from the locks of queues and of their names. */
+/* Distinguishes these locks from the locks of queues and of queue names. */
 #define TOPIC_NAME_LOCK 0x746f /* "to" */
 
 /* Like idemq_queue_lock_name, for a session that creates a topic space. */

@@ -41,7 +41,6 @@
 #include "base/base.h"
 #include "schedule/schedule.h"
 #include "shared/processes/processes.h"
-#include "shared/waiters/waiters.h"
 
 /* Maximum time between two reads of all schedules. */
 #define LIST_PAUSE USECS_PER_MINUTE

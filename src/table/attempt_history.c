@@ -1,7 +1,8 @@
 /*
  * table/attempt_history.c
- *		The history of attempts that did not commit, or whose job ran again:
- *		idemq.attempts.
+ *		The history of attempts that did not commit, or whose job ran again: idemq.attempts.
+ *
+ * Locks: none of its own; the caller holds the job's row.
  */
 #include "postgres.h"
 
@@ -24,9 +25,9 @@ static SqlStatement add_attempt = {
 			  TEXTOID, JSONBOID}};
 
 /*
- * Records the end of a job's current attempt.  job: as it was when it ran.
- * error, details: NULL for none.  An attempt that a DBA put back to running ends
- * again; its last end stands.
+ * Records the end of a job's current attempt.  job: as it was while it ran.  error, details: may be
+ * NULL.  If a DBA has set an attempt back to running, it ends once more, and its last end is
+ * recorded.
  */
 void
 idemq_attempt_history_add(const Job *job, TimestampTz ended_at, const char *outcome, text *error,
@@ -49,8 +50,8 @@ idemq_attempt_history_add(const Job *job, TimestampTz ended_at, const char *outc
 }
 
 /*
- * Records the commit of a completed job that is to run again; its result goes along.  A job
- * that a DBA made completed may have no finished_at: then now is taken.
+ * Records the commit of a completed job that will run again, with its result.  If a DBA has set the
+ * job to completed, it may have no finished_at; then the current time is recorded.
  */
 void
 idemq_attempt_history_add_commit(const Job *job)

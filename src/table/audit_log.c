@@ -1,12 +1,14 @@
 /*
  * table/audit_log.c
- *		What was decided about queues and jobs, by whom and when: idemq.audit.
+ *		The record of what was decided about queues and jobs, by which role, and when: idemq.audit.
  *
- * The functions that decide write it themselves, in their own transaction: what was rolled
- * back was never done, and is not there.  What producers and workers do all day (enqueue,
- * claim, commit, fail) is not written, and costs nothing.
+ * The functions that decide write this record themselves, in their own transaction, so it does not
+ * contain anything that was rolled back.  What producers and workers do all the time (enqueue,
+ * claim, commit, fail) is not recorded.
  *
- * Roles are stored by name: a name survives a dump, and the role itself.
+ * Roles are stored by name, because a name survives a dump, and the role itself.
+ *
+ * Locks: none.
  */
 #include "postgres.h"
 
@@ -26,7 +28,7 @@ static SqlStatement add_entry =
 	 .types = {TIMESTAMPTZOID, NAMEOID, NAMEOID, TEXTOID, INT4OID, TEXTOID, INT8OID, INT8OID,
 			   JSONBOID, TEXTARRAYOID, TEXTOID}};
 
-/* Returns a role's name, which *name takes; its number when it was dropped. */
+/* Sets *name to the name of a role, or to its OID if it was dropped; returns it as a Datum. */
 static Datum
 role_name(Oid role, NameData *name)
 {
@@ -36,7 +38,7 @@ role_name(Oid role, NameData *name)
 	return NameGetDatum(name);
 }
 
-/* Writes an action of the current role.  Raises what an INSERT does: 25006, 40001. */
+/* Records an action of the current role.  Raises the errors of an INSERT: 25006, 40001. */
 void
 idemq_audit(const AuditEntry *entry)
 {

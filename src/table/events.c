@@ -1,38 +1,39 @@
 /*
  * table/events.c
- *		Events that were sent to a queue: the rows of idemq.events, and the lock of a name; and
- *		the waits of jobs for them: rows of idemq.steps, named as the event.
+ *		Events that were sent to a queue (idemq.events), the locks on their names, and the waits of
+ *		jobs for them: rows of idemq.steps that are named like the event.
  *
- * There is a row for each name of a queue.  It counts until keep_until, which is its queue's
- * idempotency_window after it was sent.  Then it is as if it were not there: retention deletes
- * it, and the name may be sent again.
+ * There is one row for each event name in a queue.  It is valid until keep_until, which is the
+ * queue's idempotency_window after the event was sent.  After that, it counts as missing: retention
+ * deletes it, and the name may be used again.
  *
- * A sender locks an event's name alone, an attempt that awaits it shared, to the end of the
- * transaction.  Each looks after that, with a new snapshot.  So the later of the two sees
- * what the earlier one has committed: await_event finds an event that came first, send_event
- * a wait that began first, and neither finds what was rolled back.
+ * A sender locks the event's name exclusively, and an attempt that awaits the event locks it
+ * shared, until the end of the transaction.  Each of them looks after that, with a new snapshot.
+ * So the later one sees what the earlier one has committed: await_event finds an event that was
+ * sent before, and send_event finds a wait that began before, and neither finds anything that was
+ * rolled back.
  *
- * It is an advisory lock of a class of idemq's own, which no role can take by itself.  Its
- * number is a hash that is made with the database's uuid, so that pg_locks confirms no
- * guess of a name; unlike a secret of the running server it is the same after a restart, for
- * the sake of prepared transactions.  Two names with one hash wait for each other; no more.
+ * The lock is an advisory lock of a class of idemq's own, which users cannot take.  Its number is a
+ * hash that depends on the database's uuid, so pg_locks does not confirm a guessed name.  Unlike a
+ * secret of the running server, the uuid is the same after a restart, which matters for prepared
+ * transactions.  If two names have the same hash, they merely wait for each other.
  *
- * A wait (api/await_event.c writes it) is
+ * A wait (written by api/await_event.c) is
  *
- *	waiting		the attempt of token gave the job back, to be woken by the event, or at
- *				call_until; begun_at is when the job first asked
- *	arrived		response is the event's payload
- *	timed_out	none came until call_until.  That stands: the job decided by it
+ *	waiting		the attempt with that token gave the job back; it becomes ready when the event is sent, or at
+ *				call_until.  begun_at is when the job first waited
+ *	arrived		response is the payload of the event
+ *	timed_out	no event was sent until call_until.  This is final, because the job has acted on it
  *
- * An answer to a wait stands, however often the job is tried, until the job gets another
- * payload (void, as any step).
+ * The result of a wait is final, however often the job is retried, until the job gets another
+ * payload (void, like any step).
  *
- * send_event answers the waits of all jobs that wait when the event is sent, so that the event
- * itself may be forgotten after its time.  Others are answered by the attempt that asks next.
+ * send_event ends the waits of all jobs that are waiting when the event is sent, so the event
+ * itself may be deleted after its time.  The attempt that asks next ends any other wait.
  *
- * Locks: a session that writes a wait holds the job's row (table/steps.c) and the event's
- * name, an attempt shared, a sender alone.  So no two write a wait at a time, but for two
- * calls of one attempt, and these take the job's row one after the other.
+ * Locks: a session that writes a wait holds the job's row (steps.c) and the event's name, shared
+ * (an attempt) or exclusively (a sender).  So no two sessions write a wait at the same time, except
+ * for two calls of one attempt, and these lock the job's row one after the other.
  */
 #include "postgres.h"
 
@@ -50,12 +51,12 @@
 #include "base/base.h"
 #include "table/table.h"
 
-/* Fourth field of our lock tags: "ev"; api/acquire.c has another. */
+/* Fourth field of our lock tags: "ev".  api/acquire.c uses another one. */
 #define ADVISORY_CLASS 0x6576
 
 /*
- * By their keys, whatever statistics say: an index of times, or one of jobs, has all events or waits
- * of all queues.
+ * These statements use the indexes on the keys, whatever the statistics are, because an index on
+ * times, or on jobs, would lead to all events or waits of all queues.
  */
 static SqlStatement find_event = {.few = true,
 								  .text = "SELECT payload FROM (SELECT payload, keep_until "
@@ -82,9 +83,17 @@ static SqlStatement answer_waits = {.few = true,
 										"AND CASE state WHEN 'waiting' THEN true END",
 									.types = {INT8ARRAYOID, TEXTOID, JSONBOID, TIMESTAMPTZOID}};
 
+static SqlStatement end_wait = {.few = true,
+								.on_jobs = true,
+								.text = "UPDATE idemq.jobs j SET ready_at = $2 WHERE id = $1 "
+										"AND status = 'pending' AND ready_at > $2 "
+										"AND EXISTS (SELECT FROM idemq.steps s WHERE s.job_id = $1 "
+										"AND s.state = 'waiting' AND s.token = j.token)",
+								.types = {INT8OID, TIMESTAMPTZOID}};
+
 /*
- * Locks the name of an event to the end of the transaction: ExclusiveLock to send it,
- * ShareLock to await it.  Waits, within lock_timeout.
+ * Locks the name of an event until the end of the transaction, with ExclusiveLock to send it, or
+ * ShareLock to await it.  Waits for at most lock_timeout.
  */
 void
 idemq_event_lock(const EventName *event, LOCKMODE mode)
@@ -110,7 +119,10 @@ idemq_event_lock(const EventName *event, LOCKMODE mode)
 	AcceptInvalidationMessages();
 }
 
-/* Finds an event that counts at a time; *payload: 0 for NULL.  Its name is locked. */
+/*
+ * Finds an event that is valid at a time; sets *payload (0: NULL).  The caller holds the name's
+ * lock.
+ */
 bool
 idemq_event_find(const EventName *event, TimestampTz now, Datum *payload)
 {
@@ -120,9 +132,9 @@ idemq_event_find(const EventName *event, TimestampTz now, Datum *payload)
 }
 
 /*
- * Writes an event, whose name is locked, in place of one that does not count any more.
- * payload: 0 for NULL.  Above READ COMMITTED raises 40001 when it replaces one that this
- * transaction cannot see.
+ * Writes an event, and replaces an expired one.  payload: 0 is NULL.  The caller holds the name's
+ * lock.  Above READ COMMITTED raises 40001 if this transaction cannot see the event that it
+ * replaces.
  */
 void
 idemq_event_write(const EventName *event, Datum payload, TimestampTz now, TimestampTz keep_until)
@@ -133,7 +145,7 @@ idemq_event_write(const EventName *event, Datum payload, TimestampTz now, Timest
 	(void) idemq_spi_do(&write_event, values, NULL);
 }
 
-/* Returns the jobs that wait for an event, in the order of ids; its name is locked. */
+/* Returns the waits for an event, in the order of job ids.  The caller holds the name's lock. */
 EventWait *
 idemq_waits_for(const EventName *event, int *count)
 {
@@ -143,8 +155,8 @@ idemq_waits_for(const EventName *event, int *count)
 }
 
 /*
- * Answers the waits of jobs whose rows are held.  Above READ COMMITTED raises 40001 when it
- * does not see all of them.
+ * Ends the waits of jobs whose rows the caller holds, because their event has been sent.  Above
+ * READ COMMITTED raises 40001 if this transaction cannot see all of them.
  */
 void
 idemq_waits_arrived(const EventName *event, const int64 *job_ids, int count, Datum payload)
@@ -158,4 +170,18 @@ idemq_waits_arrived(const EventName *event, const int64 *job_ids, int count, Dat
 				errmsg("jobs await event \"%s\", but this transaction cannot see them",
 					   TextDatumGetCString(event->name)),
 				errhint("Run the transaction again, or call idemq.send_event at READ COMMITTED."));
+}
+
+/*
+ * Follows a job that may be waiting for an event, and that SQL has moved to another queue, in the
+ * transaction that has moved it.  The job would not be told of events that are or were sent to its
+ * new queue, so it becomes ready, and asks again.  Its wait then belongs to the new queue, and ends
+ * at the same time as before (api/await_event.c).
+ */
+void
+idemq_event_wait_moved(int64 job_id)
+{
+	Datum values[] = {Int64GetDatum(job_id), TimestampTzGetDatum(idemq_wall_now())};
+
+	(void) idemq_spi_do(&end_wait, values, NULL);
 }

@@ -1,23 +1,26 @@
 /*
  * table/jobs.c
- *		The jobs table: opening it, and fetching rows.
+ *		The table idemq.jobs: opens it for a call, and fetches rows.
  *
- * The files table/jobs*.c alone read and write idemq.jobs by direct access;
- * table/jobs_write.c has the writes.  README.md of this room lists what the executor
- * would have done, and what is done here instead.
+ * Only the files table/jobs*.c read and write idemq.jobs through the access methods; jobs_write.c
+ * contains the writes.  src/table/README.md lists what the executor would do, and what is done here
+ * instead.
  *
- * A JobsTable is open for one call.  Its snapshot is the latest at that time,
- * whatever the isolation level, so a call sees what is committed and what its
- * own transaction did before it.  One snapshot serves the whole call, so that a
- * batch never meets its own new versions.  Closing the table ends the command, so
- * that claim and commit in one statement see each other.
+ * A JobsTable is open for one call.  Its snapshot is the latest one when the table is opened or
+ * refreshed, at any isolation level, so a call sees what has been committed, and what its own
+ * transaction has done before.  One snapshot serves the whole call, so a batch never meets the row
+ * versions that it has written itself.  Closing the table ends the command, so a claim and a commit
+ * in one statement see each other's changes.
  *
- * Locks: a call that only reads takes AccessShareLock on the table, one that may write
- * RowExclusiveLock, kept to the end of the transaction as for any query.  A call that might
- * have written and has not gives its lock back: hooks/utility.c and observe/check.c take
- * a session that holds it for a writer.  An index's lock is released before the table's, or kept
- * with it: kept alone it would let a REINDEX that has locked the table and this transaction's
- * next write wait for each other.
+ * Above READ COMMITTED, a call must not write to a row that the transaction's own snapshot does not
+ * see.  That snapshot is crosscheck, which is used only for this purpose.
+ *
+ * Locks: a call that only reads takes AccessShareLock on the table; a call that may write takes
+ * RowExclusiveLock, and keeps it until the end of the transaction, as for any DML.  A call that has
+ * written nothing releases its lock, because hooks/utility.c and observe/check.c treat a session
+ * that holds it as a writer.  The lock on an index is released before the lock on the table, or
+ * kept with it.  If it were kept alone, this transaction's next write and a REINDEX that has locked
+ * the table could wait for each other.
  */
 #include "postgres.h"
 
@@ -53,8 +56,8 @@ StaticAssertDecl(JOB_COLUMNS <= 32, "a column has no bit: see COLUMN_BIT");
 int idemq_jobs_columns = JOB_COLUMNS_OLDEST;
 
 /*
- * Returns how many of our columns the table has.  A later column is ours by name and type: a
- * DBA's may stand in its place.
+ * Returns how many of our columns the table has.  A later column is recognized by its name and
+ * type, because a DBA may have added a column in its position.
  */
 static int
 count_columns(Relation rel)
@@ -74,7 +77,7 @@ count_columns(Relation rel)
 	return count;
 }
 
-/* Returns whether the table has our own triggers and columns alone, and no check constraint. */
+/* Returns whether the table has only our triggers and columns, and no check constraint. */
 static bool
 is_simple(Relation rel)
 {
@@ -92,6 +95,7 @@ is_simple(Relation rel)
 	return RelationGetDescr(rel)->natts == job_columns();
 }
 
+/* Registers the latest snapshot and, above READ COMMITTED, the transaction's own as crosscheck. */
 static void
 take_snapshot(JobsTable *table)
 {
@@ -111,9 +115,9 @@ drop_snapshot(JobsTable *table)
 }
 
 /*
- * Opens the table; raises 42P01 when it was dropped, by DROP EXTENSION, while this
- * session waited for its lock.  It does not look for another of that name: what the
- * caller knows of its queue belongs to the one that is gone.
+ * Opens the table.  Raises 42P01 if it was dropped (by DROP EXTENSION) while this session waited
+ * for its lock.  It does not look for a new table of that name, because what the caller knows about
+ * its queue belongs to the old one.
  */
 static void
 open_table(JobsTable *table, LOCKMODE mode)
@@ -136,17 +140,14 @@ open_table(JobsTable *table, LOCKMODE mode)
 	take_snapshot(table);
 }
 
-/*
- * Opens the table for one call that only reads: also in a read-only transaction
- * and on a standby.
- */
+/* Opens the table for a call that only reads, even in a read-only transaction or on a standby. */
 void
 idemq_jobs_open_to_read(JobsTable *table)
 {
 	open_table(table, AccessShareLock);
 }
 
-/* Raises 25006 where nothing can be written, 25000 in a parallel operation. */
+/* Raises 25006 on a standby or in a read-only transaction, and 25000 in a parallel operation. */
 void
 idemq_jobs_prevent_writes(const char *function)
 {
@@ -163,10 +164,7 @@ idemq_jobs_prevent_writes(const char *function)
 	PreventCommandIfParallelMode(function);
 }
 
-/*
- * Raises 25006 where nothing can be written, 25000 in a parallel operation, 55000 in a
- * database that follows another.
- */
+/* Like idemq_jobs_prevent_writes, but also raises 55000 in a database that follows another one. */
 void
 idemq_jobs_check_writable(void)
 {
@@ -175,16 +173,14 @@ idemq_jobs_check_writable(void)
 }
 
 /*
- * Opens the table for one call that writes.  Raises 25006 in a read-only
- * transaction or on a standby, 42P01 without the extension, 55000 in a database that
- * follows another.
+ * Opens the table for a call that writes.  Raises what idemq_jobs_check_writable raises, and 42P01.
  */
 void
 idemq_jobs_open(JobsTable *table)
 {
 	idemq_jobs_prevent_writes("an idemq function that writes");
 	open_table(table, RowExclusiveLock);
-	/* It may have begun to follow while this waited for the lock. */
+	/* The database may have begun to follow while this session waited for the lock. */
 	idemq_following_refuse();
 }
 
@@ -200,8 +196,8 @@ idemq_jobs_primary_key(Relation rel)
 }
 
 /*
- * Closes an index of the table after a scan.  The primary key alone has one column; its
- * indisprimary goes to another index while it is open, where REINDEX CONCURRENTLY swaps them.
+ * Closes an index of the table after a scan.  Only the primary key has one column.  indisprimary
+ * would not do, because REINDEX CONCURRENTLY may move it to another index while this one is open.
  */
 void
 idemq_jobs_index_close(JobsTable *table, Relation index)
@@ -222,7 +218,7 @@ end_scan_by_id(JobsTable *table)
 	table->pkey = NULL;
 }
 
-/* Takes a fresh snapshot: what was fetched before is void. */
+/* Takes a new snapshot.  What was fetched before is no longer valid. */
 void
 idemq_jobs_refresh(JobsTable *table)
 {
@@ -236,9 +232,9 @@ idemq_jobs_refresh(JobsTable *table)
 }
 
 /*
- * After a write that answered JOB_CHANGED: refreshes, so that the caller can fetch
- * the job again.  Above READ COMMITTED raises 40001 instead: the latest version is
- * one that the transaction may not see.
+ * Takes a new snapshot after a write that returned JOB_CHANGED, so that the caller can fetch the
+ * job again.  Above READ COMMITTED raises 40001 instead, because the transaction may not see the
+ * latest version.
  */
 void
 idemq_jobs_refresh_or_raise(JobsTable *table)
@@ -251,7 +247,10 @@ idemq_jobs_refresh_or_raise(JobsTable *table)
 	idemq_jobs_refresh(table);
 }
 
-/* Closes the table and ends the command; the lock stays, unless a write was meant and none came. */
+/*
+ * Closes the table and ends the command; releases the lock of a call that might have written and
+ * has not.
+ */
 void
 idemq_jobs_close(JobsTable *table)
 {
@@ -298,8 +297,8 @@ idemq_jobs_decode(TupleTableSlot *row, Job *job)
 }
 
 /*
- * Fetches the version of the current entry's row that the snapshot sees; false when it sees
- * none.  The table's memory context is current.
+ * Fetches the version of the row of a scan's current entry that the snapshot sees; returns false if
+ * it sees none.  The memory context of the table must be current.
  */
 bool
 idemq_jobs_fetch_entry(JobsTable *table, IndexScanDesc scan, Job *job)
@@ -315,12 +314,12 @@ idemq_jobs_fetch_entry(JobsTable *table, IndexScanDesc scan, Job *job)
 		job->root_tid = root_tid;
 	}
 	pgstat_count_heap_fetch(scan->indexRelation);
-	/* The index marks the entry when the scan leaves it. */
+	/* The index marks the entry as dead when the scan moves on. */
 	scan->kill_prior_tuple = !found && all_dead && !scan->xactStartedInRecovery;
 	return found;
 }
 
-/* Fetches the visible version of a job; false when there is none. */
+/* Fetches the version of a job that the snapshot sees; returns false if it sees none. */
 bool
 idemq_jobs_fetch(JobsTable *table, int64 id, Job *job)
 {
@@ -342,7 +341,10 @@ idemq_jobs_fetch(JobsTable *table, int64 id, Job *job)
 	return found;
 }
 
-/* Returns where a fetched row is, for later; invalid when it was not fetched by an index entry. */
+/*
+ * Returns where a fetched row is, for a later call; invalid if it was not fetched by an index
+ * entry.
+ */
 TidHint
 idemq_jobs_tid_hint(const JobsTable *table, const Job *job)
 {
@@ -350,10 +352,10 @@ idemq_jobs_tid_hint(const JobsTable *table, const Job *job)
 }
 
 /*
- * Returns whether the table has a block; its lock keeps it from losing one.  The length that
- * this process remembers may be too small, never too great: others extend a file in silence,
- * but a session that cuts one has everybody forget its length (smgrtruncate) before it
- * releases the lock that it needs for that, and we heard of it when we got ours.
+ * Returns whether the table has a block.  Our lock prevents truncation.  The cached length may be
+ * too small, but not too great: another process extends a file without a message, but one that
+ * truncates it makes all processes forget the length (smgrtruncate) before it releases the lock
+ * that it needs for that, and we have received that message with our lock.
  */
 static bool
 has_block(const JobsTable *table, BlockNumber block)
@@ -366,7 +368,10 @@ has_block(const JobsTable *table, BlockNumber block)
 	return block < known;
 }
 
-/* Like idemq_jobs_fetch, by where the row was; false: ask the primary key. */
+/*
+ * Like idemq_jobs_fetch, but with a TID hint; if this returns false, the caller must use the
+ * primary key.
+ */
 bool
 idemq_jobs_fetch_at(JobsTable *table, const TidHint *tid_hint, int64 id, Job *job)
 {
@@ -381,28 +386,4 @@ idemq_jobs_fetch_at(JobsTable *table, const TidHint *tid_hint, int64 id, Job *jo
 	idemq_jobs_decode(table->row, job);
 	job->root_tid = tid_hint->root_tid;
 	return job->id == id;
-}
-
-/*
- * Fetches the version of a scan's current entry (table/jobs_ready.c, table/jobs_by_id.c)
- * that the snapshot sees; false when it sees none.
- */
-bool
-idemq_jobs_scan_row(JobsTable *table, Job *job)
-{
-	MemoryContext old = MemoryContextSwitchTo(table->context);
-	bool found = idemq_jobs_fetch_entry(table, table->scan, job);
-
-	MemoryContextSwitchTo(old);
-	return found;
-}
-
-/* Ends a scan of one of these indexes; the row last fetched stays. */
-void
-idemq_jobs_scan_end(JobsTable *table)
-{
-	index_endscan(table->scan);
-	idemq_jobs_index_close(table, table->index);
-	table->scan = NULL;
-	table->index = NULL;
 }

@@ -1,25 +1,24 @@
 /*
  * table/jobs_batch.c
- *		Inserts of many rows that have no key: pages are filled, and logged, whole.
+ *		Inserts many rows that have no key, and fills and logs pages as a whole.
  *
- * Rows are kept until there are MAX_ROWS of them, or MAX_BYTES, and then written: all of
- * them into the table, then all entries of one index after the other.  So a call needs no
- * more memory than that, however many rows it adds, and a longer row is written at once.
- * Nobody else sees the difference: the rows are of one command of one transaction, visible
- * from its commit on, and the caller ends the batch before it closes the table, which ends
- * the command.
+ * Rows are collected until there are MAX_ROWS of them, or MAX_BYTES, and then written: first all
+ * rows, then all entries of one index after the other.  So a call never needs more memory than
+ * that, however many rows it inserts, and a longer row is written at once.  No other session
+ * notices the difference, because the rows belong to one command of one transaction, and become
+ * visible when it commits.  The caller ends the batch before it closes the table, which ends the
+ * command.
  *
- *   concurrent update	there is none: nobody sees the rows.
- *   savepoint rollback	leaves dead rows, as of any INSERT; an error in the middle as well,
- *						and the rows that were not written yet are forgotten.
- *   isolation level	does not matter; SERIALIZABLE checks the table and each index.
- *   user's triggers, constraints, columns
- *						each row is written at once, by SQL (table/jobs_write.c).
- *   user's indexes		those that are simple have their entries written here (a unique one
- *						raises 23505, and waits, as for any INSERT); with others each
- *						row is written at once.  That is looked up for each batch.
+ *	 concurrent update		impossible, because no other session sees the rows
+ *	 rollback to savepoint	leaves dead rows, as after any INSERT.  So does an error during a batch; rows that have
+ *							not been written yet are forgotten
+ *	 isolation level		does not matter; SERIALIZABLE checks the table and each index
+ *	 user's triggers, constraints, columns	each row is written at once, with SQL (jobs_write.c)
+ *	 user's indexes			entries of simple indexes are written here; a unique one raises 23505, and waits, as
+ *							for any INSERT.  With other indexes, each row is written at once.  Each
+ *							batch checks this
  *
- * Locks: as table/jobs_write.c.
+ * Locks: as in jobs_write.c.
  */
 #include "postgres.h"
 
@@ -35,11 +34,11 @@
 struct JobsBatch
 {
 	JobsTable *table;
-	MemoryContext context; /* of the rows that are kept */
-	bool simple;		   /* rows may be kept */
+	MemoryContext context; /* of the rows that have been collected */
+	bool simple;		   /* rows may be collected */
 	int count;
 	Size bytes;
-	TupleTableSlot *rows[MAX_ROWS]; /* made at their first use */
+	TupleTableSlot *rows[MAX_ROWS]; /* created at their first use */
 };
 
 /* Begins a batch, in the current memory context. */
@@ -55,8 +54,9 @@ idemq_jobs_batch_begin(JobsTable *table)
 	return batch;
 }
 
+/* Writes the rows that have been collected. */
 static void
-flush(JobsBatch *batch)
+batch_flush(JobsBatch *batch)
 {
 	Relation rel = batch->table->rel;
 	MemoryContext old;
@@ -66,7 +66,7 @@ flush(JobsBatch *batch)
 	old = MemoryContextSwitchTo(batch->context);
 	batch->table->written = true;
 	table_multi_insert(rel, batch->rows, batch->count, GetCurrentCommandId(true), 0, NULL);
-	idemq_jobs_index_insert_rows(rel, batch->rows, batch->count);
+	(void) idemq_jobs_index_insert_simple(rel, batch->rows, batch->count, NULL, UNIQUE_CHECK_YES);
 	for (int i = 0; i < batch->count; i++)
 	{
 		idemq_jobs_count_new(batch->rows[i]);
@@ -79,8 +79,8 @@ flush(JobsBatch *batch)
 }
 
 /*
- * Adds a row; columns that are not set are NULL.  It may be written by a later call.  What
- * the columns refer to need not stay.
+ * Adds a row; columns that are not set are NULL.  It may be written later, so their values are
+ * copied.
  */
 void
 idemq_jobs_batch_add(JobsBatch *batch, JobChange *columns)
@@ -106,18 +106,18 @@ idemq_jobs_batch_add(JobsBatch *batch, JobChange *columns)
 	tuple = ExecCopySlotHeapTuple(table->new_row);
 	MemoryContextSwitchTo(old);
 	ExecStoreHeapTuple(tuple, *row, true);
-	/* For the indexes, which read the slot's columns. */
+	/* Index entries are formed from the columns of the slot. */
 	slot_getallattrs(*row);
 	batch->bytes += tuple->t_len;
 	if (++batch->count == MAX_ROWS || batch->bytes >= MAX_BYTES)
-		flush(batch);
+		batch_flush(batch);
 }
 
-/* Inserts the rows that are left, and ends the batch. */
+/* Writes the remaining rows, and ends the batch. */
 void
 idemq_jobs_batch_end(JobsBatch *batch)
 {
-	flush(batch);
+	batch_flush(batch);
 	for (int i = 0; i < MAX_ROWS && batch->rows[i] != NULL; i++)
 		ExecDropSingleTupleTableSlot(batch->rows[i]);
 	MemoryContextDelete(batch->context);

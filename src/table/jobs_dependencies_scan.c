@@ -1,17 +1,18 @@
 /*
  * table/jobs_dependencies_scan.c
- *		Scans of idemq.dependencies and idemq.children, by direct access to their indexes.
+ *		Scans of idemq.dependencies and idemq.children by an index.
  *
  * Each scan reads the rows of one child, one parent or one queue, from an id on, in the order of
- * the other id.  The index is chosen here and not by the planner: with statistics of tables that
- * were empty when they were analyzed all indexes of a table seem to cost the same, and a scan that
- * takes the wrong one reads the rows of all children, for each child.
+ * the other id.  The index is chosen here, and not by the planner.  If the statistics are from a
+ * time when the tables were empty, all indexes of a table seem to cost the same, and with the wrong
+ * one, each scan would read the rows of all children.
  *
- * The snapshot is the caller's.  A row that another transaction has changed is read as the snapshot
- * shows it.  Users' triggers and further indexes do not matter, since nothing is written here.
+ * The snapshot is the caller's.  If another transaction has changed a row, the scan reads the
+ * version that the snapshot shows.  User's triggers and further indexes do not matter, because
+ * nothing is written here.
  *
- * Locks: AccessShareLock on table and index, until the end of the scan.  A scan begins and ends
- * within one call.
+ * Locks: AccessShareLock on the table and the index, until the end of the scan.  A scan begins and
+ * ends in one call.
  */
 #include "postgres.h"
 
@@ -28,7 +29,7 @@
 #include "base/compat.h"
 #include "table/table.h"
 
-/* An index without a name is the primary key.  Each is searched by equality of its first column. */
+/* An index without a name is the primary key.  Scans require equality of the first column. */
 static const struct
 {
 	const char *name;
@@ -44,10 +45,16 @@ static const struct
 	[EDGES_BY_PARENT] = {"dependencies_parent", "(parent, (child + 0))", false, F_INT8EQ, 2},
 };
 
-/* Opens the index of a scan; raises 55000 without it. */
-static Relation
-open_index(Relation rel, DependencyIndex which)
+/*
+ * Opens a scan, which idemq_dependency_scan_from can begin any number of times.  Raises 55000 if
+ * its index is missing.
+ */
+void
+idemq_dependency_scan_open(DependencyScan *scan, DependencyIndex which, Snapshot snapshot)
 {
+	const ObjectOids *oids = idemq_oids();
+	Relation rel = table_open(indexes[which].of_children ? oids->children : oids->dependencies,
+							  AccessShareLock);
 	const char *name = indexes[which].name;
 	Oid oid = name == NULL ? compat_primary_key_index(rel)
 						   : get_relname_relid(name, RelationGetNamespace(rel));
@@ -63,26 +70,14 @@ open_index(Relation rel, DependencyIndex which)
 			errhint(
 				"Run REINDEX INDEX, or create the index with its definition from the installation "
 				"script."));
-	return index;
-}
-
-/* Opens a scan, which idemq_dependency_scan_from begins, any number of times. */
-void
-idemq_dependency_scan_open(DependencyScan *scan, DependencyIndex which, Snapshot snapshot)
-{
-	const ObjectOids *oids = idemq_oids();
-
 	scan->which = which;
-	scan->rel = table_open(indexes[which].of_children ? oids->children : oids->dependencies,
-						   AccessShareLock);
-	scan->index = open_index(scan->rel, which);
-	scan->slot = table_slot_create(scan->rel, NULL);
-	scan->scan = compat_index_beginscan(scan->rel, scan->index, snapshot, indexes[which].nkeys);
+	idemq_table_scan_open(&scan->table, rel, index, snapshot, indexes[which].nkeys);
+	scan->slot = scan->table.slot;
 }
 
 /*
- * Begins with the rows of a child, a parent or a queue, depending on the index: those whose other
- * id is from, or greater.
+ * Begins with the rows of a child, a parent or a queue (depending on the index) whose other id is
+ * at least from.
  */
 void
 idemq_dependency_scan_from(DependencyScan *scan, int64 of, int64 from)
@@ -93,14 +88,14 @@ idemq_dependency_scan_from(DependencyScan *scan, int64 of, int64 from)
 	ScanKeyInit(&keys[0], 1, BTEqualStrategyNumber, indexes[scan->which].equal,
 				is_queue ? Int32GetDatum((int32) of) : Int64GetDatum(of));
 	ScanKeyInit(&keys[1], 2, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(from));
-	index_rescan(scan->scan, keys, indexes[scan->which].nkeys, NULL, 0);
+	index_rescan(scan->table.scan, keys, indexes[scan->which].nkeys, NULL, 0);
 }
 
-/* Reads the next row, which is valid until the call after it; false when there is none. */
+/* Reads the next row, which is valid until the next call; returns false if there is none. */
 bool
 idemq_dependency_scan_next(DependencyScan *scan)
 {
-	if (!index_getnext_slot(scan->scan, ForwardScanDirection, scan->slot))
+	if (!index_getnext_slot(scan->table.scan, ForwardScanDirection, scan->slot))
 		return false;
 	slot_getallattrs(scan->slot);
 	return true;
@@ -117,8 +112,5 @@ idemq_dependency_scan_int64(const DependencyScan *scan, int column)
 void
 idemq_dependency_scan_close(DependencyScan *scan)
 {
-	index_endscan(scan->scan);
-	ExecDropSingleTupleTableSlot(scan->slot);
-	index_close(scan->index, AccessShareLock);
-	table_close(scan->rel, AccessShareLock);
+	idemq_table_scan_close(&scan->table);
 }

@@ -1,22 +1,24 @@
 /*
  * table/jobs_dependencies_write.c
- *		Writes to idemq.dependencies and idemq.children: a child comes, waits, is released,
- *		goes; a parent goes.
+ *		Writes to idemq.dependencies and idemq.children: when a child is enqueued, waits, is
+ *		released or deleted, and when a parent is deleted.
  *
- * A transaction writes these rows while it holds the child's row, or a parent's that it deletes.
- * So an open purge or drop_queue holds rows of other tenants' children and parents.  A
- * transaction that adds parents to a child holds the child's row against deletion only.  A
- * transaction that moves a watch, or deletes a job that may stay as well (purge, retention, a
- * commit in a queue that keeps nothing: table/jobs_deletable.c), skips rows that are held so.
+ * A transaction writes these rows while it holds the row of the child, or of a parent that it
+ * deletes.  So an open purge or drop_queue holds rows of children and parents in other queues.  A
+ * transaction that adds parents to a child only keeps the child's row from being deleted.  A
+ * transaction that moves a watch, or that deletes a job which may also be kept (purge, retention, a
+ * commit in a queue that keeps nothing: jobs_deletable.c), skips rows that are held in this way.
  *
- * seen_token, in one row of each child, whichever parent's, says what the child has seen of its
- * parents: every attempt whose end it has seen has a lesser token, every later one a greater
- * (base/token.c).
+ * seen_token, in one row of each child (of any parent), says what the child has seen of its
+ * parents: every attempt whose end it has seen has a smaller token, and every later attempt a
+ * greater one (base/token.c).
  *
- * No plan depends on statistics: an edge is found by (child, parent) compared as a row, which only
- * the primary key can do, and the edges of a parent by (parent, child + 0), which only
- * dependencies_parent can.  With equality instead, and statistics from when the table was empty, the
- * planner takes either index for either, and reads the edges of all children.
+ * No plan depends on statistics.  A row is found by (child, parent) compared as a row, which only
+ * the primary key supports, and the rows of a parent by (parent, child + 0), which only the index
+ * dependencies_parent supports.  With plain equality, and statistics from a time when the table was
+ * empty, the planner might use either index for either, and read the rows of all children.
+ *
+ * Locks: those of the SQL statements.
  */
 #include "postgres.h"
 
@@ -43,10 +45,10 @@ static SqlStatement move_watch =
 			 "FROM idemq.children WHERE job_id = $1 FOR NO KEY UPDATE SKIP LOCKED)",
 	 .types = {INT8OID, INT8OID}};
 /*
- * It takes any of a child's rows that nobody holds: a row whose parent is being deleted is
- * held for long.
+ * Uses any row of a child that no other transaction holds, because a row whose parent is being
+ * deleted may be held for a long time.
  */
-static SqlStatement end_waits = {
+static SqlStatement end_child_waits = {
 	.text = "WITH held AS MATERIALIZED (SELECT h.child, h.parent, m.token FROM unnest($1, $2) "
 			"m (id, token) CROSS JOIN LATERAL "
 			"(SELECT d.child, d.parent FROM idemq.dependencies d WHERE d.child = m.id LIMIT 1 "
@@ -67,10 +69,16 @@ static SqlStatement note_gone =
 static SqlStatement forget_all_dependencies = {
 	.text = "WITH edges AS (DELETE FROM idemq.dependencies) DELETE FROM idemq.children"};
 
-/* Whether this file writes: the triggers of its tables then have nothing to say. */
+static SqlStatement move_child =
+	{.few = true,
+	 .text = "WITH edges AS (UPDATE idemq.dependencies SET queue_id = $2 WHERE child = $1) "
+			 "UPDATE idemq.children SET queue_id = $2 WHERE job_id = $1",
+	 .types = {INT8OID, INT4OID}};
+
+/* Whether this file is writing now, so the triggers of its tables must do nothing. */
 static bool dependencies_writing = false;
 
-/* Returns whether this file is writing now, so that a trigger knows the change as ours. */
+/* Returns whether this file is writing now; for triggers. */
 bool
 idemq_dependencies_is_writing(void)
 {
@@ -78,9 +86,9 @@ idemq_dependencies_is_writing(void)
 }
 
 /*
- * Runs a statement that writes; returns its number of rows.  Even above READ COMMITTED it writes
- * the latest rows: a child may be younger than the snapshot of the transaction that deletes its
- * parent, and must be told.
+ * Runs a statement that writes; returns the number of rows.  Even above READ COMMITTED it writes to
+ * the latest rows, because a child may be newer than the snapshot of the transaction that deletes
+ * its parent, and must be told.
  */
 static uint64
 dependencies_write_run(SqlStatement *statement, const Datum *values)
@@ -132,8 +140,8 @@ idemq_dependencies_add_more(const NewDependencies *depends)
 }
 
 /*
- * Has a child watch another of its parents: those before it are done.  False when a transaction
- * that deletes the child holds its row.
+ * Makes a child watch another parent, because those before it are done.  Returns false if a
+ * transaction that is deleting the child holds its row.
  */
 bool
 idemq_dependency_watch(int64 child, int64 parent)
@@ -145,18 +153,19 @@ idemq_dependency_watch(int64 child, int64 parent)
 }
 
 /*
- * Ends the waiting of children, whose rows this transaction has written.  tokens: for each, greater
- * than the token of every parent's attempt that it has seen end, and less than any later one.
+ * Ends the waiting of children whose rows this transaction has written.  tokens: for each child, a
+ * number that is greater than the token of every attempt of its parents whose end it has seen, and
+ * less than the token of any later attempt.
  */
 void
 idemq_dependency_released(const int64 *children, const int64 *tokens, int count)
 {
 	Datum values[] = {idemq_int8_array(children, count), idemq_int8_array(tokens, count)};
 
-	(void) dependencies_write_run(&end_waits, values);
+	(void) dependencies_write_run(&end_child_waits, values);
 }
 
-/* Deletes the rows that deleted jobs have as children. */
+/* Deletes the rows that deleted jobs had as children. */
 void
 idemq_dependency_forget(const int64 *job_ids, int count)
 {
@@ -169,8 +178,8 @@ idemq_dependency_forget(const int64 *job_ids, int count)
 }
 
 /*
- * Follows the deletion of a job's row by SQL: its children are told what it was, which is
- * cancelled when it had not finished.
+ * Follows the deletion of a job through SQL: tells its children its status, or cancelled if it had
+ * not finished.
  */
 void
 idemq_dependency_row_gone(int64 job_id, JobStatus status)
@@ -182,10 +191,23 @@ idemq_dependency_row_gone(int64 job_id, JobStatus status)
 	idemq_dependency_forget(&job_id, 1);
 }
 
-/* Follows TRUNCATE of idemq.jobs. */
+/* Follows TRUNCATE of idemq.jobs: deletes all rows. */
 void
 idemq_dependency_all_gone(void)
 {
 	if (idemq_dependencies_exist())
 		(void) dependencies_write_run(&forget_all_dependencies, NULL);
+}
+
+/*
+ * Follows a job that may be a child, and that SQL has moved to another queue: the rows of a child
+ * name its queue, in which it is marked when its parents have ended.
+ */
+void
+idemq_dependency_child_moved(int64 job_id, int32 queue_id)
+{
+	Datum values[] = {Int64GetDatum(job_id), Int32GetDatum(queue_id)};
+
+	if (idemq_dependencies_exist())
+		(void) idemq_spi_do(&move_child, values, NULL);
 }

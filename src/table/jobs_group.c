@@ -1,15 +1,17 @@
 /*
  * table/jobs_group.c
- *		Jobs of a FIFO group, through the index jobs_group.
+ *		The jobs of a FIFO group, through the index jobs_group.
  *
- * The index is (queue_id, group_key, ready_at, id) of unfinished jobs: a group's head
- * has a ready_at and stands first; those that are blocked have none and follow, in
- * the order of their ids.  So the first row that a snapshot sees says whether the
- * group has a head, or else which job is next, however many are blocked.  Of a group
- * that may have several running jobs (job/permits.c) those with a ready_at are scanned.
+ * The index is on (queue_id, group_key, ready_at, id) of unfinished jobs.  The head of a group has
+ * a ready_at, and comes first.  The jobs that are blocked have none; they follow in the order of
+ * their ids.  So the first row that a snapshot sees is the head of the group, or, if there is no
+ * head, the next job, however many jobs are blocked.  If a group may have several running jobs
+ * (job/permits.c), its jobs with a ready_at are scanned.
  *
- * For group_max_unfinished, the jobs of a group are counted.  Like an index-only scan, the count does
- * not read rows on all-visible pages.
+ * For group_max_unfinished, the jobs of a group are counted.  Like an index-only scan, the count
+ * does not read rows on pages that are all-visible.
+ *
+ * Locks: RowExclusiveLock on the index.
  */
 #include "postgres.h"
 
@@ -26,21 +28,21 @@
 #include "base/compat.h"
 #include "table/table.h"
 
-/* Positions in the index. */
+/* Positions of columns in the index. */
 #define GROUP_QUEUE 1
 #define GROUP_KEY 2
 #define GROUP_READY_AT 3
 #define GROUP_ID 4
 
 /*
- * Fetches the first row that the table's snapshot sees of those that the keys name;
- * false when there is none.  What the keys point to must not belong to table->row.
+ * Fetches the first row that matches the scan keys and that the table's snapshot sees; returns
+ * false if there is none.  The keys must not point into table->row.
  */
 static bool
-fetch(JobsTable *table, ScanKeyData *keys, int nkeys, Job *job)
+group_fetch(JobsTable *table, ScanKeyData *keys, int nkeys, Job *job)
 {
 	MemoryContext old = MemoryContextSwitchTo(table->context);
-	Relation index = index_open(idemq_jobs_index(table->rel, INDEX_GROUP), RowExclusiveLock);
+	Relation index = index_open(idemq_jobs_index(table->rel, INDEX_GROUP, false), RowExclusiveLock);
 	IndexScanDesc scan;
 	bool found;
 
@@ -55,7 +57,7 @@ fetch(JobsTable *table, ScanKeyData *keys, int nkeys, Job *job)
 	return found;
 }
 
-/* Makes the keys of a group: two of them. */
+/* Sets two scan keys to those of a group. */
 static void
 name_keys(ScanKeyData *keys, int32 queue_id, Datum name)
 {
@@ -64,17 +66,19 @@ name_keys(ScanKeyData *keys, int32 queue_id, Datum name)
 						   C_COLLATION_OID, F_TEXTEQ, name);
 }
 
-/* Fetches a group's head, or, without one, the job that is to become it; false for no jobs. */
+/*
+ * Fetches the head of a group, or, if it has none, the next job; returns false if it has no jobs.
+ */
 bool
 idemq_jobs_group_first(JobsTable *table, int32 queue_id, Datum name, Job *job)
 {
 	ScanKeyData keys[2];
 
 	name_keys(keys, queue_id, name);
-	return fetch(table, keys, 2, job);
+	return group_fetch(table, keys, 2, job);
 }
 
-/* Makes the keys of a group's heads, with that ready_at or a later one: three of them. */
+/* Sets three scan keys to those of a group's jobs with a ready_at not before from. */
 static void
 head_keys(ScanKeyData *keys, int32 queue_id, Datum name, TimestampTz from)
 {
@@ -83,7 +87,7 @@ head_keys(ScanKeyData *keys, int32 queue_id, Datum name, TimestampTz from)
 				TimestampTzGetDatum(from));
 }
 
-/* Fetches a group's head; false when it has none with that ready_at, or a later one. */
+/* Fetches the head of a group; returns false if it has none with a ready_at not before from. */
 bool
 idemq_jobs_group_head(JobsTable *table, int32 queue_id, Datum name, TimestampTz from, Job *job)
 {
@@ -91,10 +95,13 @@ idemq_jobs_group_head(JobsTable *table, int32 queue_id, Datum name, TimestampTz 
 
 	IDEMQ_STOP("idemq_jobs_group_head");
 	head_keys(keys, queue_id, name, from);
-	return fetch(table, keys, 3, job);
+	return group_fetch(table, keys, 3, job);
 }
 
-/* Fetches the first blocked job of a group with that id, or a greater one; false for none. */
+/*
+ * Fetches the first blocked job of a group with an id not below from; returns false if there is
+ * none.
+ */
 bool
 idemq_jobs_group_blocked(JobsTable *table, int32 queue_id, Datum name, int64 from, Job *job)
 {
@@ -104,12 +111,12 @@ idemq_jobs_group_blocked(JobsTable *table, int32 queue_id, Datum name, int64 fro
 	ScanKeyEntryInitialize(&keys[2], SK_ISNULL | SK_SEARCHNULL, GROUP_READY_AT, InvalidStrategy,
 						   InvalidOid, InvalidOid, InvalidOid, (Datum) 0);
 	ScanKeyInit(&keys[3], GROUP_ID, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(from));
-	return fetch(table, keys, 4, job);
+	return group_fetch(table, keys, 4, job);
 }
 
 /*
- * Like idemq_jobs_group_first, for the first group of a queue behind that name, in
- * the order of the names' bytes; NULL: the first of all.
+ * Like idemq_jobs_group_first, for the first group of a queue after a name, in the order of the
+ * names' bytes; name NULL: the first group.
  */
 bool
 idemq_jobs_group_next(JobsTable *table, int32 queue_id, const Datum *name, Job *job)
@@ -121,27 +128,27 @@ idemq_jobs_group_next(JobsTable *table, int32 queue_id, const Datum *name, Job *
 	if (name != NULL)
 		ScanKeyEntryInitialize(&keys[1], 0, GROUP_KEY, BTGreaterStrategyNumber, InvalidOid,
 							   C_COLLATION_OID, F_TEXT_GT, *name);
-	return fetch(table, keys, name == NULL ? 1 : 2, job);
+	return group_fetch(table, keys, name == NULL ? 1 : 2, job);
 }
 
-/* Begins a scan of the jobs of a group that have a ready_at, from one to another. */
+/* Begins a scan of the jobs of a group whose ready_at is in a range, both ends included. */
 void
 idemq_jobs_group_scan_begin(JobsTable *table, int32 queue_id, Datum name, TimestampTz from,
 							TimestampTz until)
 {
-	MemoryContext old = MemoryContextSwitchTo(table->context);
 	ScanKeyData keys[4];
 
 	head_keys(keys, queue_id, name, from);
 	ScanKeyInit(&keys[3], GROUP_READY_AT, BTLessEqualStrategyNumber, F_TIMESTAMPTZ_LE,
 				TimestampTzGetDatum(until));
-	table->index = index_open(idemq_jobs_index(table->rel, INDEX_GROUP), RowExclusiveLock);
-	table->scan = compat_index_beginscan(table->rel, table->index, table->snapshot, lengthof(keys));
-	index_rescan(table->scan, keys, lengthof(keys), NULL, 0);
-	MemoryContextSwitchTo(old);
+	idemq_jobs_scan_open(table, idemq_jobs_index(table->rel, INDEX_GROUP, false), RowExclusiveLock,
+						 keys, lengthof(keys), false);
 }
 
-/* Fetches the next job of the scan, by ready_at; false at its end: call idemq_jobs_scan_end. */
+/*
+ * Fetches the next job of the scan, by ready_at; returns false at its end.  Then call
+ * idemq_jobs_scan_end.
+ */
 bool
 idemq_jobs_group_scan_next(JobsTable *table, Job *job)
 {
@@ -159,7 +166,7 @@ int64
 idemq_jobs_group_count(JobsTable *table, int32 queue_id, Datum name, Snapshot snapshot, int64 most)
 {
 	MemoryContext old = MemoryContextSwitchTo(table->context);
-	Relation index = index_open(idemq_jobs_index(table->rel, INDEX_GROUP), RowExclusiveLock);
+	Relation index = index_open(idemq_jobs_index(table->rel, INDEX_GROUP, false), RowExclusiveLock);
 	TupleTableSlot *row = table_slot_create(table->rel, NULL);
 	Buffer visible = InvalidBuffer;
 	ScanKeyData keys[2];
@@ -169,7 +176,10 @@ idemq_jobs_group_count(JobsTable *table, int32 queue_id, Datum name, Snapshot sn
 
 	name_keys(keys, queue_id, name);
 	scan = compat_index_beginscan(table->rel, index, snapshot, lengthof(keys));
-	/* Pins the index page: VACUUM, which sets pages all-visible, cannot remove entries from it. */
+	/*
+	 * Keeps the index page pinned, so that VACUUM, which sets pages all-visible, removes no
+	 * entries.
+	 */
 	scan->xs_want_itup = true;
 	index_rescan(scan, keys, lengthof(keys), NULL, 0);
 	while (count < most && (tid = index_getnext_tid(scan, ForwardScanDirection)) != NULL)

@@ -1,20 +1,19 @@
 /*
  * table/jobs_hold.c
- *		Which transactions hold a fetched version of a job's row, this one among them.
+ *		Which transactions, including this one, hold a fetched version of a row.
  *
- * Every other session may write the header of a row, to lock or change the row.  So the
- * header is copied under the buffer's content lock, and every answer comes from the copy.
- * A read without that lock may find the xmax of one moment with the flags of another: a
- * transaction's number taken for a multixact's is an error at best, and a wrong answer
- * where there is such a multixact.  What the transactions do is looked up after the
- * unlock, since that may read from disk.
+ * Other sessions may write the header of a row at any time, to lock or change the row.  So the
+ * header is copied under the buffer's content lock, and only the copy is used.  Without that lock,
+ * xmax could be read with the flags of another moment; if the id of a transaction were then taken
+ * for a multixact, the result would be an error, or wrong if there is such a multixact.  The states
+ * of the transactions are looked up after the lock is released, because that may read from disk.
  *
- * A fetch by an index entry has copied the header already (table/jobs_version.c), and that
- * copy says whether a claim comes too late.  A look of its own would be later by a moment
- * only, and each look may sleep until somebody has written another row of the page.
+ * A fetch by an index entry has copied the header already (jobs_version.c), and that copy shows
+ * whether a claim comes too late.  Another look would see a state only slightly later, and may have
+ * to wait while another session writes a different row on the page.
  *
- * Locks: the content lock, shared, for the copy alone.  Nothing waits for a transaction.
- * An answer may be out of date by the time it is returned.
+ * Locks: the content lock, shared, only for the copy.  Nothing here waits for a transaction.  A
+ * result may be out of date at once.
  */
 #include "postgres.h"
 
@@ -34,7 +33,7 @@
 #include "base/compat.h"
 #include "table/table.h"
 
-/* Copies the header of a fetched version: what makes, locks or changes it at one moment. */
+/* Copies the header of a fetched version. */
 static void
 copy_header(const Job *job, HeapTupleHeaderData *copy)
 {
@@ -46,7 +45,7 @@ copy_header(const Job *job, HeapTupleHeaderData *copy)
 	LockBuffer(slot->buffer, BUFFER_LOCK_UNLOCK);
 }
 
-/* Returns whether a header names no transaction that locks or changes the version. */
+/* Returns whether a header contains no transaction that locks or changes the version. */
 static bool
 xmax_is_none(const HeapTupleHeaderData *header)
 {
@@ -55,7 +54,7 @@ xmax_is_none(const HeapTupleHeaderData *header)
 		   HEAP_LOCKED_UPGRADED(header->t_infomask);
 }
 
-/* Returns what one transaction does with a row that it has locked, or changed. */
+/* Returns how one transaction holds a row that it has locked or changed. */
 static RowHold
 hold_of(TransactionId xid, bool only_locks)
 {
@@ -66,7 +65,7 @@ hold_of(TransactionId xid, bool only_locks)
 	return !only_locks && TransactionIdDidCommit(xid) ? ROW_CHANGED : ROW_FREE;
 }
 
-/* Like hold_of, for the members of a multixact; FOR KEY SHARE counts with key_share. */
+/* Like hold_of, for the members of a multixact; key_share: FOR KEY SHARE counts. */
 static RowHold
 hold_of_multi(MultiXactId multi, bool only_locks, bool key_share, TransactionId *holder)
 {
@@ -92,8 +91,8 @@ hold_of_multi(MultiXactId multi, bool only_locks, bool key_share, TransactionId 
 }
 
 /*
- * Returns what others do with a version; with ROW_HELD *holder is one of them.  key_share:
- * whether a lock counts that lets the row be updated, but not deleted.
+ * Returns how other transactions hold a version; if ROW_HELD, sets *holder to one of them.
+ * key_share: a lock that permits updates, but no deletion, counts.
  */
 static RowHold
 hold_by_header(const HeapTupleHeaderData *header, bool key_share, TransactionId *holder)
@@ -111,8 +110,8 @@ hold_by_header(const HeapTupleHeaderData *header, bool key_share, TransactionId 
 }
 
 /*
- * Returns what others do with a fetched version that keeps it from being updated; with
- * ROW_HELD *holder is one of their transactions, a subtransaction perhaps.
+ * Returns how other transactions hold a fetched version against updates; if ROW_HELD, sets *holder
+ * to one of them, which may be a subtransaction.
  */
 RowHold
 idemq_jobs_hold(const Job *job, TransactionId *holder)
@@ -124,8 +123,8 @@ idemq_jobs_hold(const Job *job, TransactionId *holder)
 }
 
 /*
- * Returns whether no other transaction keeps a fetched version from being updated, so that
- * an update will not wait.  One may come between; then it waits, briefly.
+ * Returns whether no other transaction holds a fetched version against updates, so an update will
+ * not wait, unless a transaction comes in between.
  */
 bool
 idemq_jobs_is_free(const Job *job)
@@ -136,8 +135,8 @@ idemq_jobs_is_free(const Job *job)
 }
 
 /*
- * Returns whether no other transaction holds a fetched version, not even against deletion
- * alone (FOR KEY SHARE), as one does that writes a step of the job, or enqueues a child of it.
+ * Returns whether no other transaction holds a fetched version, not even only against deletion (FOR
+ * KEY SHARE), like one that writes a step of the job, or enqueues a child of it.
  */
 bool
 idemq_jobs_lets_delete(const Job *job)
@@ -150,9 +149,9 @@ idemq_jobs_lets_delete(const Job *job)
 }
 
 /*
- * Returns whether a write to a version fetched by its index entry would answer JOB_CHANGED:
- * a newer one is committed, or the transaction's own snapshot does not see this one.  Of a
- * multixact it answers no, and the write will tell.
+ * Returns whether a write to a version that was fetched by its index entry would return
+ * JOB_CHANGED, because a newer version has been committed, or because the transaction's own
+ * snapshot does not see this one.  Returns false for a multixact; then the write finds out.
  */
 bool
 idemq_jobs_is_outdated(JobsTable *table, const Job *job)
@@ -246,7 +245,10 @@ is_deleted_here(const Job *job)
 		   TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetUpdateXid(&header));
 }
 
-/* Fetches the version of a job that this transaction itself has deleted; false if it has not. */
+/*
+ * Fetches the version of a job that this transaction itself has deleted; returns false if it has
+ * not.
+ */
 bool
 idemq_jobs_fetch_deleted(JobsTable *table, int64 id, Job *job)
 {
@@ -267,7 +269,9 @@ idemq_jobs_fetch_deleted(JobsTable *table, int64 id, Job *job)
 	return found;
 }
 
-/* Returns whether this transaction is a member that locks a row against being updated. */
+/*
+ * Returns whether this transaction is a member of a multixact, and locks the row against updates.
+ */
 static bool
 is_member(MultiXactId multi)
 {
@@ -283,7 +287,7 @@ is_member(MultiXactId multi)
 	return found;
 }
 
-/* Returns whether this transaction itself locks a fetched version against being updated. */
+/* Returns whether this transaction itself locks a fetched version against updates. */
 bool
 idemq_jobs_is_mine(const Job *job)
 {
@@ -298,7 +302,7 @@ idemq_jobs_is_mine(const Job *job)
 		   TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmax(&header));
 }
 
-/* Returns the process of a transaction in progress, 0 when it is prepared or has ended. */
+/* Returns the process id of a transaction in progress; 0: it is prepared, or has ended. */
 int
 idemq_transaction_pid(TransactionId xid)
 {

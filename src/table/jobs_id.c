@@ -1,56 +1,55 @@
 /*
  * table/jobs_id.c
- *		New job ids, none of which was given before.
+ *		New job ids, each greater than all that were given before.
  *
- * A crash with asynchronous commit, and the promotion of an asynchronous standby, lose
- * the last writes of the sequence: the ids that it gave would be given again.  No gap is
- * wide enough for what may be lost.  So the first session that takes an id in a run of
- * the server as a primary raises the sequence to the time of day, in microseconds since
- * 2026.  It passes all ids ever given: each run began at or below its own time of day,
- * and gives fewer than 10^6 ids a second.  Nothing has to be on disk for that, so that a
- * second crash changes nothing; and a dump, a backup or a base backup that is older than
- * the ids is covered as well.  The limit is a clock set back behind the last run's start.
+ * A crash with asynchronous commit, and the promotion of an asynchronous standby, lose the last
+ * changes of the sequence, so it would give the same ids again.  No fixed gap is wide enough for
+ * the ids that may be lost.  So the first session that takes an id in a run of the server as a
+ * primary raises the sequence to the current time, in microseconds since 2026.  That is above all
+ * ids ever given, because each run began at or below its own current time, and gives fewer than
+ * 10^6 ids per second.  Nothing has to be on disk for this, so a second crash does no harm.  It
+ * also covers a dump, a backup or a base backup that is older than the ids.  The limit is a clock
+ * that is set back to a time before the start of the last run.
  *
- * The sequence starts at 10^12 + 1, beyond int from the first id on: a column that is too
- * narrow fails on the first day, and not at the first restart.  That is below every time of
- * day since 2026-01-12 (a shard's, whose unit is longer, since 2026-04-03), so that a run
- * that begins with it has begun below its own time of day, too.
+ * The sequence starts at 10^12 + 1, so even the first id does not fit into an int: a column that is
+ * too narrow fails on the first day, and not at the first restart.  This start is below every
+ * current time since 2026-01-12 (for a shard, whose unit is longer, since 2026-04-03), so a run
+ * that begins there has also begun below its own current time.
  *
- * idemq.ids_since, the mark, says that this was done: its value is idemq_primary_since() of
- * the run, and is_called says that an id was taken.  It is a sequence, so that it neither rolls
- * back nor waits for a transaction, and is not dumped:
- *	   (this run, true)		done: the fast path, once a session.
- *	   (this run, false)	CREATE EXTENSION in this run, no id taken: nothing can be lost,
- *							and ids begin at START, unless a restore has moved the sequence
- *							or rows came from elsewhere.  Rows of queues count: a restore may
- *							yet bring jobs, with the ids that they had (hooks/row_triggers.c).
- *	   anything else		an earlier run, another server: raise it.
+ * idemq.ids_since, the mark, records that this has been done.  Its value is idemq_primary_since()
+ * of the run, and is_called says whether an id has been taken.  It is a sequence, because a
+ * sequence is not rolled back, waits for no transaction, and its value is not dumped:
+ *	   (this run, true)		done; a session finds this once
+ *	   (this run, false)	CREATE EXTENSION in this run, and no id has been taken: nothing can be lost, and ids
+ *							begin at the start, unless a restore has moved the sequence, or rows
+ *							have come from elsewhere.  Rows of queues count, too, because a restore
+ *							may still bring jobs with their old ids (hooks/row_triggers.c)
+ *	   anything else		an earlier run or another server: raise the sequence
  *
- * A batch takes its ids at once (take_block): one change of the sequence's row and one
- * record of WAL, in place of one for each job.  The ids follow each other, and none is
- * kept for a later call: jobs of equal ready time are claimed in the order of their ids,
- * which is the order of their making.  It does what nextval does, under the same locks:
- * RowExclusiveLock on the sequence keeps ALTER SEQUENCE away, the lock on its one page
- * keeps two from taking the same ids.  The record has the last id taken and no more, so
- * that log_cnt is 0: the next nextval writes its own, and a crash leaves no gap.  (What
- * currval says in this session does not change.)  A sequence that is not as we made it
- * (another increment, a cache, unlogged), or that would end in the middle, gives its ids
- * one by one.
+ * A batch takes all its ids at once (take_block), with one change of the sequence's row and one WAL
+ * record, which makes enqueue_many several percent cheaper than nextval for each job.  The ids are
+ * consecutive, and none is kept for a later call: jobs with the same ready time are claimed in the
+ * order of their ids, which is the order in which they were enqueued.  take_block does the same as
+ * nextval, under the same locks: RowExclusiveLock on the sequence prevents ALTER SEQUENCE, and the
+ * lock on its only page prevents two sessions from taking the same ids.  The WAL record contains
+ * the last id that was taken, so log_cnt is 0: the next nextval writes its own record, and a crash
+ * leaves no gap.  (currval in this session does not change.)  If a user has changed the sequence
+ * (increment, cache, unlogged), or if the block would pass its end, ids are taken one by one.
  *
- * A shard's ids are a part of all, which its row of idemq.shard names (table/jobs_shard.c).
- * The sequence is raised into that part when it is found below: after ALTER SEQUENCE ... RESTART
- * by hand, or where the row has come without the sequence.  An id beyond the part is refused
- * (54000).
+ * A shard's ids are a range of all ids, which is determined by its row of idemq.shard
+ * (jobs_shard.c).  If the sequence is below this range, after ALTER SEQUENCE ... RESTART by hand,
+ * or because the row has come without the sequence, it is raised into the range.  An id beyond the
+ * range raises 54000.
  *
- * That the sequence is sure, and which ids are ours, holds in a session until the sequence's
- * relcache entry is invalidated: by set_shard, TRUNCATE ... RESTART IDENTITY or ALTER SEQUENCE,
- * and by the trigger of idemq.shard.  An invalidation that comes while an id is taken is
- * followed before the id is used: by then the session has its lock, and nobody restarts the
- * sequence.
+ * A session remembers that the sequence has been raised, and which range is ours, until the
+ * relcache entry of the sequence is invalidated: by set_shard, TRUNCATE ... RESTART IDENTITY, ALTER
+ * SEQUENCE, or the trigger of idemq.shard.  If an invalidation comes while an id is taken, it is
+ * followed before the id is used.  By then, the session has its lock, so no other session restarts
+ * the sequence.
  *
- * Locks: an ExclusiveLock on idemq.ids_since as an object, which nothing else takes,
- * while both sequences are compared and set.  jobs_id_seq is raised first: a reader that has
- * the mark, in memory or in WAL, has that too.
+ * Locks: ExclusiveLock on idemq.ids_since as a database object, which nothing else takes, while the
+ * two sequences are compared and set.  jobs_id_seq is raised first, so whoever sees the mark, in
+ * memory or in WAL, also sees that.
  */
 #include "postgres.h"
 
@@ -77,25 +76,25 @@
 #include "base/compat.h"
 #include "table/table.h"
 
-/* More ids than a server gives in the time that its replica lags: 10^6 a second at most. */
+/* More ids than a server gives while its replica lags, at 10^6 per second at most. */
 #define TAKE_OVER_GAP INT64CONST(1000000000)
 #define SHARD_CLOCK_UNIT 8 /* microseconds; see table/jobs_shard.c */
-/* More than a burst of a shard's run gives beyond the average that its clock covers. */
+/* More ids than a burst of a shard gives beyond the average that its clock covers. */
 #define SHARD_GAP INT64CONST(100000000)
 
 typedef enum IdsState
 {
-	IDS_SURE,	 /* this run has made sure of them */
-	IDS_FRESH,	 /* none was ever given */
-	IDS_UNKNOWN, /* some may have been given that the sequence does not know */
+	IDS_SURE,	 /* the sequence has been raised in this run */
+	IDS_FRESH,	 /* no id has ever been given */
+	IDS_UNKNOWN, /* ids may have been given that the sequence does not know */
 } IdsState;
 
-/* The ids that this database may give. */
+/* The range of ids that this database may give. */
 typedef struct IdPart
 {
-	int32 shard; /* -1: it is no shard */
-	int64 base;	 /* ids are above this ... */
-	int64 most;	 /* ... and up to this */
+	int32 shard; /* -1: it is not a shard */
+	int64 base;	 /* ids are greater than this, */
+	int64 most;	 /* and at most this */
 } IdPart;
 
 /* What is known of both sequences, and of the shard. */
@@ -105,7 +104,7 @@ typedef struct IdsMark
 	bool is_called;
 	int32 shard; /* as in IdPart */
 	int64 last;
-	bool is_unused; /* no id was ever taken */
+	bool is_unused; /* no id has ever been taken */
 } IdsMark;
 
 static SqlStatement read_mark =
@@ -123,12 +122,14 @@ static SqlStatement unset_mark = {
 	.text = "SELECT pg_catalog.setval('idemq.ids_since', 0, false) FROM idemq.ids_since "
 			"WHERE NOT is_called AND last_value <> 0"};
 
-/* The sequence that this session knows to be sure; a run outlives all its sessions. */
+/*
+ * The sequence that has been raised, as far as this session knows; a run outlives all its sessions.
+ */
 static Oid sure_sequence = InvalidOid;
-/* It is sure while these are equal; a change while it is made sure is seen by the next call. */
+/* That is valid while these are equal; a change in between is noticed by the next call. */
 static uint64 jobs_id_invalidations = 1;
 static uint64 sure_at = 0;
-/* The ids that are ours, as they were read when it became sure. */
+/* The range of our ids, read at that time. */
 static IdPart ours = {-1, 0, PG_INT64_MAX};
 
 static inline bool
@@ -137,7 +138,7 @@ is_sure(Oid sequence)
 	return sequence == sure_sequence && sure_at == jobs_id_invalidations;
 }
 
-/* Returns the id of this instant: above all that earlier runs of the server have given. */
+/* Returns the id for the current time, which is above all ids that earlier runs have given. */
 static int64
 id_now(const IdPart *part)
 {
@@ -146,7 +147,7 @@ id_now(const IdPart *part)
 	return part->base + (part->shard < 0 ? now : now / SHARD_CLOCK_UNIT);
 }
 
-/* Returns what is known of the ids in this run; *part: which are ours. */
+/* Returns what is known about ids in this run; sets *part to our range. */
 static IdsState
 ids_state(IdPart *part)
 {
@@ -188,7 +189,7 @@ lock_mark(bool lock)
 		UnlockDatabaseObject(RelationRelationId, mark_sequence(), 0, ExclusiveLock);
 }
 
-/* Has the sequence go on behind an id, unless it is beyond; a shard's leaves a gap as well. */
+/* Raises the sequence to an id, unless it is above it already; for a shard, also leaves a gap. */
 static void
 raise_to(const IdPart *part, int64 id)
 {
@@ -197,15 +198,15 @@ raise_to(const IdPart *part, int64 id)
 
 	if (part->shard >= 0 && next > part->base)
 		id = Max(id, next + SHARD_GAP);
-	/* An id that is taken by hand in between is below id as well. */
+	/* Even if a user takes an id in between, it is below id. */
 	if (next < id)
 		set_sequence(sequence, id);
 }
 
 /*
- * Raises the sequence to the time of day and beyond, for a database that takes the place
- * of another: greatest is the greatest id that came from there, perhaps from a clock that
- * is ahead of ours; then those that did not come are in the gap.
+ * Raises the sequence in a database that takes over from another one, to the current time, or, if
+ * greatest, the greatest id that came from there, is above that because its clock was ahead of
+ * ours, to greatest plus a gap for the ids that did not come.
  */
 void
 idemq_jobs_ids_take_over(int64 greatest)
@@ -221,48 +222,38 @@ idemq_jobs_ids_take_over(int64 greatest)
 }
 
 /*
- * Makes sure that the sequence is above all ids that were ever given in our part of them;
- * *part: our part.
+ * Returns the sequence of job ids, and makes sure, once per session, that it is above all ids that
+ * have ever been given in our range.  Where no id may be taken, nextval raises the error.
  */
-static void
-make_sure(IdPart *part)
-{
-	IdsState state;
-
-	if (ids_state(part) == IDS_SURE)
-		return;
-	/* As nextval does: waits for a set_shard elsewhere, and then sees what it did. */
-	LockRelationOid(idemq_oids()->jobs_seq, RowExclusiveLock);
-	lock_mark(true);
-	state = ids_state(part);
-	if (state == IDS_UNKNOWN)
-		raise_to(part, id_now(part));
-	if (state != IDS_SURE)
-		set_sequence(mark_sequence(), idemq_primary_since());
-	lock_mark(false);
-}
-
-/* Makes sure of the sequence, once a session; where no id may be taken, nextval refuses. */
 static Oid
 sure_jobs_sequence(void)
 {
 	Oid sequence = idemq_oids()->jobs_seq;
+	uint64 before = jobs_id_invalidations;
+	IdsState state;
+	IdPart part;
 
-	if (unlikely(!is_sure(sequence)) && !XactReadOnly && !RecoveryInProgress() &&
-		!IsInParallelMode())
+	if (likely(is_sure(sequence)) || XactReadOnly || RecoveryInProgress() || IsInParallelMode())
+		return sequence;
+	if (ids_state(&part) != IDS_SURE)
 	{
-		uint64 before = jobs_id_invalidations;
-		IdPart part;
-
-		make_sure(&part);
-		ours = part;
-		sure_sequence = sequence;
-		sure_at = before;
+		/* As nextval does: waits for a set_shard in another session, and then sees what it did. */
+		LockRelationOid(sequence, RowExclusiveLock);
+		lock_mark(true);
+		state = ids_state(&part);
+		if (state == IDS_UNKNOWN)
+			raise_to(&part, id_now(&part));
+		if (state != IDS_SURE)
+			set_sequence(mark_sequence(), idemq_primary_since());
+		lock_mark(false);
 	}
+	ours = part;
+	sure_sequence = sequence;
+	sure_at = before;
 	return sequence;
 }
 
-/* Raises 54000 for an id that would be another shard's. */
+/* Raises 54000 for an id beyond our range. */
 static inline void
 refuse_beyond(int64 id)
 {
@@ -272,10 +263,7 @@ refuse_beyond(int64 id)
 				errhint("Route its keys to another cluster with more shards."));
 }
 
-/*
- * Returns a new job id, greater than all that were given before.  Raises 25006 in a
- * read-only transaction and on a standby.
- */
+/* Returns a new job id.  Raises 25006 in a read-only transaction and on a standby. */
 int64
 idemq_jobs_next_id(void)
 {
@@ -288,7 +276,9 @@ idemq_jobs_next_id(void)
 	return id;
 }
 
-/* Returns the row of an open sequence, whose page is locked; *tuple, *length: of the tuple. */
+/*
+ * Returns the row of an open sequence whose page is locked; sets *tuple and *length to its tuple.
+ */
 static Form_pg_sequence_data
 sequence_row(Relation rel, Page page, HeapTupleHeader *tuple, uint32 *length)
 {
@@ -302,9 +292,9 @@ sequence_row(Relation rel, Page page, HeapTupleHeader *tuple, uint32 *length)
 	return (Form_pg_sequence_data) ((char *) *tuple + (*tuple)->t_hoff);
 }
 
-/* Writes a sequence's row, whose page is locked, and logs it; the transaction has an id. */
+/* Sets and logs the last value of a sequence whose page is locked.  The transaction has an id. */
 static void
-advance(Relation rel, Buffer buffer, int64 last)
+set_last_value(Relation rel, Buffer buffer, int64 last)
 {
 	Page page = BufferGetPage(buffer);
 	xl_seq_rec record = compat_sequence_record(rel);
@@ -327,7 +317,7 @@ advance(Relation rel, Buffer buffer, int64 last)
 	END_CRIT_SECTION();
 }
 
-/* Returns whether an open sequence counts by one, without a cache; *most is its last number. */
+/* Returns whether an open sequence counts by one without a cache; sets *most to its maximum. */
 static bool
 is_plain_sequence(Relation rel, int64 *most)
 {
@@ -344,7 +334,10 @@ is_plain_sequence(Relation rel, int64 *most)
 	return plain && RelationNeedsWAL(rel);
 }
 
-/* Takes the next ids of the sequence, *first and those that follow; false: nothing is done. */
+/*
+ * Takes count consecutive ids from *first on; returns false, and takes none, if that is not
+ * possible.
+ */
 static bool
 take_block(Oid sequence, int count, int64 *first)
 {
@@ -359,14 +352,14 @@ take_block(Oid sequence, int count, int64 *first)
 		Buffer buffer = ReadBuffer(rel, 0);
 		Form_pg_sequence_data row;
 
-		/* With an id its commit flushes the record, and waits for standbys. */
+		/* The commit of a transaction with an id flushes the WAL record, and waits for standbys. */
 		(void) GetTopTransactionId();
 		LockBuffer(buffer, BUFFER_LOCK_EXCLUSIVE);
 		row = sequence_row(rel, BufferGetPage(buffer), &tuple, &length);
 		taken = row->last_value < most - count;
 		*first = row->last_value + (row->is_called ? 1 : 0);
 		if (taken)
-			advance(rel, buffer, *first + count - 1);
+			set_last_value(rel, buffer, *first + count - 1);
 		UnlockReleaseBuffer(buffer);
 	}
 	relation_close(rel, NoLock);
@@ -383,10 +376,7 @@ take_ids(Oid sequence, int64 *ids, int count)
 		ids[i] = block ? first + i : nextval_internal(sequence, false);
 }
 
-/*
- * Returns new job ids, each greater than the one before it and than all that were given
- * before, in a transaction that may write.
- */
+/* Returns new job ids in ascending order, in a transaction that may write. */
 void
 idemq_jobs_next_ids(int64 *ids, int count)
 {
@@ -399,7 +389,7 @@ idemq_jobs_next_ids(int64 *ids, int count)
 		refuse_beyond(ids[count - 1]);
 }
 
-/* Returns the last id that the sequence gave, 0 for none. */
+/* Returns the last id that the sequence has given; 0: none. */
 int64
 idemq_jobs_last_id(void)
 {
@@ -409,7 +399,7 @@ idemq_jobs_last_id(void)
 	return last;
 }
 
-/* Has every session look again whether the sequence is sure: the row of idemq.shard has changed. */
+/* Makes every session check the sequence again, because the row of idemq.shard has changed. */
 void
 idemq_jobs_ids_changed(void)
 {
@@ -417,7 +407,10 @@ idemq_jobs_ids_changed(void)
 	jobs_id_invalidations++;
 }
 
-/* Has ids begin at the time of day, if none was taken yet: a queue has come from elsewhere. */
+/*
+ * Makes ids begin at the current time if none has been taken, because a queue has come from
+ * elsewhere.
+ */
 void
 idemq_jobs_ids_unknown(void)
 {

@@ -1,16 +1,16 @@
 /*
  * table/jobs_index.c
- *		Index entries of idemq.jobs for rows written by direct access.
+ *		The indexes of idemq.jobs, and their entries for rows that are written without the executor.
  *
- * idemq's own indexes are b-trees on plain columns whose predicates say only
- * which columns are (not) NULL.  Such an index, ours or a user's, needs no
- * executor: its predicate is two bit masks here.  When the table has any other
- * index, all of them are maintained by ExecInsertIndexTuples.
+ * idemq's own indexes are b-trees on plain columns, whose predicates only say which columns are
+ * NULL or not NULL.  Such an index, ours or a user's, is simple: it does not need the executor, and
+ * its predicate is two bit masks here.  If the table has any other index, ExecInsertIndexTuples
+ * maintains all of them.
  *
- * The list of indexes and their state come from the relcache at every call, so
- * that CREATE INDEX and REINDEX CONCURRENTLY see their entries written.  What
- * is remembered is only the shape of an index by its OID: a definition cannot
- * change, and any invalidation of the index forgets it.
+ * The list of indexes and their states come from the relcache in every call, so entries are also
+ * written to indexes that CREATE INDEX or REINDEX CONCURRENTLY is building.  Only the shape of an
+ * index is remembered, by its OID: a definition cannot change, and an invalidation of the index
+ * makes the session forget it.
  */
 #include "postgres.h"
 
@@ -35,19 +35,19 @@
 typedef struct IndexShape
 {
 	Oid oid;
-	bool simple; /* the rest holds */
+	bool simple; /* otherwise, the fields below are meaningless */
 	bool unique;
 	int nkeys;
 	AttrNumber keys[MAX_KEYS];
 	uint32 key_columns; /* COLUMN_BITs */
-	uint32 not_null;	/* the predicate: these are not NULL, */
-	uint32 is_null;		/* and these are */
+	uint32 not_null;	/* its predicate: these columns are not NULL, */
+	uint32 is_null;		/* and these are NULL */
 } IndexShape;
 
 static IndexShape shapes[MAX_SHAPES];
 static int nshapes = 0;
 
-/* Adds a predicate's clause to the masks; false when it is not a plain NULL test. */
+/* Adds a clause of a predicate to the masks; returns false if it is not a NULL test of a column. */
 static bool
 add_clause(IndexShape *shape, Node *clause)
 {
@@ -66,7 +66,7 @@ add_clause(IndexShape *shape, Node *clause)
 	return true;
 }
 
-/* Returns whether an index can do without the executor, and fills its shape if so. */
+/* Returns whether an index is simple; if so, sets its shape. */
 static bool
 read_shape(Relation index, IndexShape *shape)
 {
@@ -136,7 +136,7 @@ idemq_jobs_index_install(void)
 	CacheRegisterRelcacheCallback(forget_shapes, (Datum) 0);
 }
 
-/* idemq's own indexes beside the primary key. */
+/* idemq's own indexes, without the primary key. */
 static const struct
 {
 	IndexShape shape;
@@ -164,9 +164,9 @@ static const struct
 					 "WHERE group_key IS NOT NULL AND finished_at IS NULL"},
 };
 
-/* Returns whether an index can be that one of ours. */
+/* Returns whether an index can serve as that index of ours. */
 static bool
-is_own(const IndexShape *shape, JobsIndex which)
+is_own_index(const IndexShape *shape, JobsIndex which)
 {
 	const IndexShape *own = &own_indexes[which].shape;
 
@@ -175,9 +175,12 @@ is_own(const IndexShape *shape, JobsIndex which)
 		   shape->not_null == own->not_null && shape->is_null == own->is_null;
 }
 
-/* Returns the OID of a valid index of that kind, InvalidOid without one. */
-static Oid
-find_index(Relation rel, JobsIndex which)
+/*
+ * Returns the OID of a valid index of the locked table, of one of our kinds; raises 55000 if there
+ * is none, or returns InvalidOid if missing_ok.
+ */
+Oid
+idemq_jobs_index(Relation rel, JobsIndex which, bool missing_ok)
 {
 	List *indexes = RelationGetIndexList(rel);
 	Oid found = InvalidOid;
@@ -185,36 +188,23 @@ find_index(Relation rel, JobsIndex which)
 
 	foreach(lc, indexes)
 	{
-		if (is_own(index_shape(lfirst_oid(lc)), which))
-		{
-			/* A DROP waits for our lock of the table; only a scan needs the index's own lock. */
-			Relation index = RelationIdGetRelation(lfirst_oid(lc));
+		Relation index;
 
-			if (index == NULL)
-				continue;
-			if (index->rd_index->indisvalid)
-				found = lfirst_oid(lc);
-			RelationClose(index);
-		}
+		if (!is_own_index(index_shape(lfirst_oid(lc)), which))
+			continue;
+		/*
+		 * A drop of the index waits for our lock on the table; only a scan must lock the index
+		 * itself.
+		 */
+		index = RelationIdGetRelation(lfirst_oid(lc));
+		if (index == NULL)
+			continue;
+		if (index->rd_index->indisvalid)
+			found = lfirst_oid(lc);
+		RelationClose(index);
 	}
 	list_free(indexes);
-	return found;
-}
-
-/* Returns whether the locked table has a valid index of that kind. */
-bool
-idemq_jobs_has_index(Relation rel, JobsIndex which)
-{
-	return OidIsValid(find_index(rel, which));
-}
-
-/* Returns the OID of a valid index of that kind of the locked table; raises 55000 without one. */
-Oid
-idemq_jobs_index(Relation rel, JobsIndex which)
-{
-	Oid found = find_index(rel, which);
-
-	if (!OidIsValid(found))
+	if (!OidIsValid(found) && !missing_ok)
 		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				errmsg("table \"idemq.jobs\" has no valid %s", own_indexes[which].name),
 				errhint("Run CREATE %s.", own_indexes[which].definition));
@@ -222,14 +212,16 @@ idemq_jobs_index(Relation rel, JobsIndex which)
 }
 
 /*
- * Writes one entry into an open index; the predicate holds.  Returns false when
- * UNIQUE_CHECK_PARTIAL finds that it may be there already.
+ * Writes one entry into an open index whose predicate the caller has checked.  Returns false if
+ * check is UNIQUE_CHECK_PARTIAL, and an entry with this key may exist already.
  */
 static bool
 insert_entry(Relation rel, Relation index, const IndexShape *shape, TupleTableSlot *row,
 			 const uint32 *changed, IndexUniqueCheck check)
 {
-	/* A b-tree does not read it; an access method that did would find no node there. */
+	/*
+	 * A b-tree does not read it; another access method would fail because it is not a valid node.
+	 */
 	static IndexInfo *unused_info = NULL;
 	Datum values[INDEX_MAX_KEYS];
 	bool isnull[INDEX_MAX_KEYS];
@@ -238,11 +230,13 @@ insert_entry(Relation rel, Relation index, const IndexShape *shape, TupleTableSl
 
 	if (!index->rd_index->indisready)
 		return true;
-	/* An index that is being built may not have the entry that makes the check needless. */
+	/*
+	 * An index that is still being built may lack the entry because of which no check is necessary.
+	 */
 	if (check == UNIQUE_CHECK_NO && !index->rd_index->indisvalid)
 		check = UNIQUE_CHECK_YES;
 
-	/* The old version has an entry with this key in the same index: nobody could take it. */
+	/* The old version has an entry with this key in the index, so no other row can have it. */
 	if (unchanged && (*changed & (shape->not_null | shape->is_null)) == 0 &&
 		index->rd_index->indisvalid)
 		check = UNIQUE_CHECK_NO;
@@ -257,11 +251,11 @@ insert_entry(Relation rel, Relation index, const IndexShape *shape, TupleTableSl
 	}
 	unique = index_insert(index, values, isnull, &row->tts_tid, rel,
 						  shape->unique ? check : UNIQUE_CHECK_NO, unchanged, unused_info);
-	/* The answer means something for that check alone. */
+	/* For other checks, the result of index_insert is meaningless. */
 	return unique || !shape->unique || check != UNIQUE_CHECK_PARTIAL;
 }
 
-/* Writes the entries of all indexes, whatever they are, through the executor. */
+/* Writes the entries of all indexes through the executor. */
 static void
 insert_by_executor(Relation rel, TupleTableSlot *row, const uint32 *changed, bool only_summarizing)
 {
@@ -298,9 +292,9 @@ idemq_jobs_indexes_are_simple(Relation rel)
 	return simple;
 }
 
-/* Returns whether an index has entries for rows like this: its predicate holds. */
+/* Returns whether an index has an entry for a row, because its predicate holds. */
 static bool
-jobs_index_has_entry(const IndexShape *shape, const TupleTableSlot *row)
+predicate_holds(const IndexShape *shape, const TupleTableSlot *row)
 {
 	for (uint32 left = shape->not_null | shape->is_null; left != 0; left &= left - 1)
 	{
@@ -314,44 +308,52 @@ jobs_index_has_entry(const IndexShape *shape, const TupleTableSlot *row)
 }
 
 /*
- * Writes the entries of rows into simple indexes, those of keys or all others, one index after
- * the other.  Returns false, with the rest not written, when a key may be taken.
+ * Writes the entries of rows into all indexes of the table, which must be simple, one index after
+ * the other.  The index of keys comes first, and uses check_key for the uniqueness of keys; the
+ * other unique indexes raise 23505.  Returns false, without writing to the other indexes, if
+ * check_key is UNIQUE_CHECK_PARTIAL and another row has the key, or may have it.  changed: the
+ * columns that an update has set, or NULL for inserts.
  */
-static bool
-insert_entries(Relation rel, TupleTableSlot **rows, int count, const uint32 *changed, bool keys,
-			   IndexUniqueCheck check)
+bool
+idemq_jobs_index_insert_simple(Relation rel, TupleTableSlot **rows, int count,
+							   const uint32 *changed, IndexUniqueCheck check_key)
 {
 	List *indexes = RelationGetIndexList(rel);
 	bool unique = true;
-	ListCell *lc;
 
-	foreach(lc, indexes)
+	for (int pass = 0; pass < 2 && unique; pass++)
 	{
-		IndexShape shape = *index_shape(lfirst_oid(lc));
-		Relation index = NULL;
+		ListCell *lc;
 
-		if (is_own(&shape, INDEX_KEY) != keys)
-			continue;
-		for (int i = 0; unique && i < count; i++)
+		foreach(lc, indexes)
 		{
-			if (!jobs_index_has_entry(&shape, rows[i]))
+			IndexShape shape = *index_shape(lfirst_oid(lc));
+			Relation index = NULL;
+
+			if (is_own_index(&shape, INDEX_KEY) != (pass == 0))
 				continue;
-			if (index == NULL)
-				index = index_open(shape.oid, RowExclusiveLock);
-			unique = insert_entry(rel, index, &shape, rows[i], changed, check);
+			for (int i = 0; unique && i < count; i++)
+			{
+				if (!predicate_holds(&shape, rows[i]))
+					continue;
+				if (index == NULL)
+					index = index_open(shape.oid, RowExclusiveLock);
+				unique = insert_entry(rel, index, &shape, rows[i], changed,
+									  pass == 0 ? check_key : UNIQUE_CHECK_YES);
+			}
+			if (index != NULL)
+				index_close(index, NoLock);
 		}
-		if (index != NULL)
-			index_close(index, NoLock);
 	}
 	list_free(indexes);
 	return unique;
 }
 
 /*
- * Writes the index entries of a new row version.  changed: the columns that an
- * update set, NULL for an insert.  only_summarizing: the update was HOT except
- * for indexes that summarize blocks (PostgreSQL 16 and later).  Raises 23505 and
- * waits as any INSERT does.
+ * Writes the index entries of a new row version, through the executor if necessary.  changed: the
+ * columns that an update has set, or NULL for an insert.  only_summarizing: the update was HOT
+ * except for indexes that summarize blocks (PostgreSQL 16 and later).  Raises 23505, and waits,
+ * like any INSERT.
  */
 void
 idemq_jobs_index_insert(Relation rel, TupleTableSlot *row, const uint32 *changed,
@@ -360,47 +362,5 @@ idemq_jobs_index_insert(Relation rel, TupleTableSlot *row, const uint32 *changed
 	if (only_summarizing || !idemq_jobs_indexes_are_simple(rel))
 		insert_by_executor(rel, row, changed, only_summarizing);
 	else
-	{
-		(void) insert_entries(rel, &row, 1, changed, true, UNIQUE_CHECK_YES);
-		(void) insert_entries(rel, &row, 1, changed, false, UNIQUE_CHECK_YES);
-	}
-}
-
-/*
- * Like idemq_jobs_index_insert, for a row that is inserted speculatively, with
- * simple indexes.  The index of keys comes first: returns false, without waiting,
- * when another row has the key, or may have it.
- */
-bool
-idemq_jobs_index_insert_keyed(Relation rel, TupleTableSlot *row)
-{
-	IDEMQ_STOP("idemq_jobs_index_insert_keyed");
-	return insert_entries(rel, &row, 1, NULL, true, UNIQUE_CHECK_PARTIAL) &&
-		   insert_entries(rel, &row, 1, NULL, false, UNIQUE_CHECK_YES);
-}
-
-/*
- * Like idemq_jobs_index_insert, for many inserted rows, with simple indexes: one index
- * after the other.
- */
-void
-idemq_jobs_index_insert_rows(Relation rel, TupleTableSlot **rows, int count)
-{
-	(void) insert_entries(rel, rows, count, NULL, true, UNIQUE_CHECK_YES);
-	(void) insert_entries(rel, rows, count, NULL, false, UNIQUE_CHECK_YES);
-}
-
-/*
- * Like idemq_jobs_index_insert, for an inserted row whose key this transaction has just taken
- * from another row (see table/jobs_key.c).  predecessor is what that row's entry names: behind it
- * the key's entry needs no check.
- */
-void
-idemq_jobs_index_insert_successor(Relation rel, TupleTableSlot *row,
-								  const ItemPointerData *predecessor)
-{
-	bool behind = ItemPointerCompare(&row->tts_tid, unconstify(ItemPointerData *, predecessor)) > 0;
-
-	(void) insert_entries(rel, &row, 1, NULL, true, behind ? UNIQUE_CHECK_NO : UNIQUE_CHECK_YES);
-	(void) insert_entries(rel, &row, 1, NULL, false, UNIQUE_CHECK_YES);
+		(void) idemq_jobs_index_insert_simple(rel, &row, 1, changed, UNIQUE_CHECK_YES);
 }

@@ -39,48 +39,31 @@ enum
 };
 #define PAUSE_KEYS 2
 
-/* A scan of idemq.paused_groups under the snapshot of an open JobsTable. */
-struct PauseScan
+/* Ends the scan of idemq.paused_groups, if any, because the snapshot is about to be dropped. */
+void
+idemq_jobs_paused_end(JobsTable *table)
 {
-	Relation rel;
-	Relation index;
-	IndexScanDesc scan;
-	TupleTableSlot *slot;
-};
+	if (likely(table->pauses == NULL))
+		return;
+	idemq_table_scan_close(table->pauses);
+	pfree(table->pauses);
+	table->pauses = NULL;
+}
 
-/* Opens the scan of a table; its memory context is current.  Raises 55000 without the index. */
-static PauseScan *
-pause_scan_open(const JobsTable *table)
+/* Opens the scan of idemq.paused_groups.  The memory context of the table must be current. */
+static void
+paused_open(JobsTable *table)
 {
-	PauseScan *pauses = palloc(sizeof(PauseScan));
-	Oid index;
+	Relation rel = table_open(idemq_oids()->paused_groups, AccessShareLock);
+	Oid index = compat_primary_key_index(rel);
 
-	pauses->rel = table_open(idemq_oids()->paused_groups, AccessShareLock);
-	index = compat_primary_key_index(pauses->rel);
 	if (!OidIsValid(index))
 		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				errmsg("table \"%s.paused_groups\" has no primary key", IDEMQ_SCHEMA),
 				errhint("Create it with the definition from the install script."));
-	pauses->index = index_open(index, AccessShareLock);
-	pauses->slot = table_slot_create(pauses->rel, NULL);
-	pauses->scan = compat_index_beginscan(pauses->rel, pauses->index, table->snapshot, PAUSE_KEYS);
-	return pauses;
-}
-
-/* Ends the scan, if there is one, because the snapshot is about to be dropped. */
-void
-idemq_jobs_paused_end(JobsTable *table)
-{
-	PauseScan *pauses = table->pauses;
-
-	if (likely(pauses == NULL))
-		return;
-	table->pauses = NULL;
-	index_endscan(pauses->scan);
-	ExecDropSingleTupleTableSlot(pauses->slot);
-	index_close(pauses->index, AccessShareLock);
-	table_close(pauses->rel, AccessShareLock);
-	pfree(pauses);
+	table->pauses = palloc(sizeof(TableScan));
+	idemq_table_scan_open(table->pauses, rel, index_open(index, AccessShareLock), table->snapshot,
+						  PAUSE_KEYS);
 }
 
 /*
@@ -97,7 +80,7 @@ idemq_jobs_group_pause_find(JobsTable *table, int32 queue_id, Datum name, Timest
 	bool found;
 
 	if (table->pauses == NULL)
-		table->pauses = pause_scan_open(table);
+		paused_open(table);
 	ScanKeyInit(&keys[0], PAUSE_QUEUE_ID, BTEqualStrategyNumber, F_INT4EQ, Int32GetDatum(queue_id));
 	ScanKeyEntryInitialize(&keys[1], 0, PAUSE_GROUP_KEY, BTEqualStrategyNumber, InvalidOid,
 						   C_COLLATION_OID, F_TEXTEQ, name);

@@ -1,29 +1,29 @@
 /*
  * table/jobs_shard.c
- *		Which ids are this database's, when it is one shard of many: set_shard,
- *		assert_shard, and the arithmetic of a shard's ids.
+ *		Makes this database a shard of a cluster, and checks which shard it is (set_shard,
+ *		assert_shard).
  *
- * A job's id tells its shard: it is (shard << 47) + a number, so that a router, a client or a
- * person finds the job by its id alone, and two shards never give the same one.  64 shards of
- * 2^47 numbers are 2^53, up to which JSON and JavaScript carry them unharmed.
+ * A job's id tells its shard: it is (shard << 47) + a number.  So a router, a client or a person
+ * can find a job by its id alone, and two shards never give the same id.  64 shards of 2^47 numbers
+ * are 2^53, the limit up to which JSON and JavaScript represent integers exactly.
  *
- * The sequence itself counts from (shard << 47) + its START: so everything that reads or advances
- * it, the column's default and nextval by hand among them, is right without knowing of shards,
- * and a server without shards pays nothing.  The row of idemq.shard says which shard it is
- * whenever the sequence's own number is not to be relied upon (table/jobs_id.c): after a
- * restart, a promotion, TRUNCATE ... RESTART IDENTITY, a restore of the rows without the
- * sequence, and for a subscriber, to which sequences do not come.  It is a row of
- * configuration, dumped and replicated as the queues are.
+ * The sequence itself counts from (shard << 47) + its start.  So everything that reads or advances
+ * it, including the column's default and nextval by hand, is right without knowing about shards,
+ * and a server without shards has no extra cost.  The row of idemq.shard says which shard this is
+ * when the value of the sequence cannot be relied on (jobs_id.c): after a restart, a promotion,
+ * TRUNCATE ... RESTART IDENTITY, or a restore of the rows without the sequence, and for a
+ * subscriber, which does not receive sequences.  The row is part of the configuration, and is
+ * dumped and replicated like the rows of queues.
  *
- * The time of day, to which the sequence is raised then, is counted in units of 8
- * microseconds in a shard: 2^47 microseconds would be over in 2030, that many units in 2061.
- * So a shard may give 125,000 ids a second on the average of a run, where a server without
- * shards may give 10^6; a gap of SHARD_GAP ids covers what a burst gives beyond that.
+ * In a shard, the current time to which the sequence is raised then is counted in units of 8
+ * microseconds, because 2^47 microseconds end in 2030, and 2^47 such units in 2061.  So the average
+ * of a shard's run is limited to 125,000 ids per second, where a server without shards may give
+ * 10^6.  A gap of SHARD_GAP ids covers bursts beyond that.
  *
- * Locks: set_shard takes ShareRowExclusiveLock on the sequence to the end of its transaction.
- * A session that takes an id has RowExclusiveLock on it to the end of its own.  So either the id
- * is seen here, and the call is refused, or the next id is the shard's.  The restart of the
- * sequence is transactional (ALTER SEQUENCE), as the row is.
+ * Locks: set_shard takes ShareRowExclusiveLock on the sequence until the end of its transaction.  A
+ * session that takes an id holds RowExclusiveLock on it until the end of its own.  So either
+ * set_shard sees the id, and refuses, or the next id belongs to the shard.  Both the restart of the
+ * sequence (ALTER SEQUENCE) and the row are transactional.
  */
 #include "postgres.h"
 
@@ -57,8 +57,8 @@ static SqlStatement are_jobs = {
 	.text = "SELECT FROM idemq.jobs_id_seq WHERE is_called OR EXISTS (SELECT FROM idemq.jobs)"};
 
 /*
- * Makes this database a shard, for ever; returns false when it is that one already.  Waits
- * for open transactions that have taken an id.  Raises 55000, 25006.
+ * Makes this database a shard permanently; returns false if it is that shard already.  Waits for
+ * open transactions that have taken an id.  Raises 55000 and 25006.
  */
 bool
 idemq_shard_set(int32 shard, int32 shards)
@@ -97,7 +97,7 @@ idemq_shard_set(int32 shard, int32 shards)
 	return true;
 }
 
-/* Raises 55000 when this database is not that shard. */
+/* Raises 55000 unless this database is that shard. */
 void
 idemq_shard_assert(int32 shard, int32 shards)
 {

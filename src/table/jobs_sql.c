@@ -1,13 +1,12 @@
 /*
  * table/jobs_sql.c
- *		Writes to idemq.jobs the long way, by SQL: every write when a DBA has added
- *		to the table (user triggers, foreign keys that point here, generated columns,
- *		check constraints, further columns), and inserts with a key when a user's
- *		index needs the executor.  They fire all that any INSERT, UPDATE or DELETE of
- *		these columns fires.
+ *		Writes to idemq.jobs through SQL.  If a DBA has added user triggers, foreign keys that refer
+ *		to the table, generated or further columns, or check constraints, every write is done here,
+ *		and so are inserts with a key if an index needs the executor.  Whatever an INSERT, UPDATE or
+ *		DELETE of these columns fires is fired.
  *
- * Updates and deletes are for a row that the caller has locked in this
- * transaction; then they cannot meet a concurrent change.
+ * The caller of an update or a delete has locked the row in this transaction, so there can be no
+ * concurrent change.
  */
 #include "postgres.h"
 
@@ -20,7 +19,7 @@
 #include "base/base.h"
 #include "table/table.h"
 
-/* A statement for one set of columns; there are as many as kinds of transition. */
+/* A statement for one set of columns; there are about as many as kinds of transition. */
 typedef struct ColumnStatement
 {
 	uint32 columns; /* COLUMN_BITs */
@@ -41,7 +40,7 @@ static SqlStatement delete_finished =
 			 "DELETE FROM idemq.jobs j USING old WHERE j.id = old.id",
 	 .types = {INT8OID, TIMESTAMPTZOID}};
 
-/* Raises 09000: a trigger kept a row from being written. */
+/* Raises 09000 because a trigger has prevented a write. */
 void
 idemq_jobs_refused(void)
 {
@@ -50,7 +49,7 @@ idemq_jobs_refused(void)
 			errhint("Make sure that no BEFORE trigger on idemq.jobs returns NULL."));
 }
 
-/* Makes the statement that inserts, or, with the id as $1, updates a set of columns. */
+/* Prepares the statement that inserts a set of columns, or updates them in the row with id $1. */
 static ColumnStatement *
 make_statement(const JobsTable *table, uint32 columns, bool inserts)
 {
@@ -74,7 +73,7 @@ make_statement(const JobsTable *table, uint32 columns, bool inserts)
 			continue;
 		if (statement->nargs == SQL_MAX_ARGS)
 			elog(ERROR, "too many columns of idemq.jobs in one statement");
-		/* The status as text: a saved plan outlives the OID of a type. */
+		/* The status is passed as text, because a saved plan may outlive the OID of the type. */
 		statement->types[statement->nargs++] = i == COL_STATUS ? TEXTOID : column->atttypid;
 		appendStringInfo(&names, "%s%s", comma, NameStr(column->attname));
 		appendStringInfo(&values, i == COL_STATUS ? "%s$%d::idemq.status" : "%s$%d", comma,
@@ -91,7 +90,7 @@ make_statement(const JobsTable *table, uint32 columns, bool inserts)
 	return made;
 }
 
-/* Writes the set columns to a new row, or to the row of an id; returns the number of rows. */
+/* Inserts a row with the set columns, or updates the row with an id; returns the number of rows. */
 static uint64
 write_columns(const JobsTable *table, int64 id, const JobChange *change, bool inserts)
 {
@@ -102,7 +101,7 @@ write_columns(const JobsTable *table, int64 id, const JobChange *change, bool in
 	int n = 1;
 
 	if (set == 0)
-		return 1; /* the table has none of its columns yet */
+		return 1; /* the table does not have these columns yet */
 	while (made != NULL && (made->columns != set || made->inserts != inserts))
 		made = made->next;
 	if (made == NULL)
@@ -122,9 +121,9 @@ write_columns(const JobsTable *table, int64 id, const JobChange *change, bool in
 }
 
 /*
- * Inserts a row; returns false when its key is taken, or a trigger refused it.
- * Waits for a concurrent duplicate whose transaction is open.  Above READ COMMITTED it raises
- * 40001 when the concurrent duplicate is not in the transaction's snapshot.
+ * Inserts a row; returns false if its key is taken, or if a trigger has prevented the insert.
+ * Waits for an open transaction that is inserting the same key.  Above READ COMMITTED raises 40001
+ * if the transaction's snapshot does not show the job that has the key.
  */
 bool
 idemq_jobs_insert_sql(const JobsTable *table, const JobChange *columns)
@@ -132,7 +131,7 @@ idemq_jobs_insert_sql(const JobsTable *table, const JobChange *columns)
 	return write_columns(table, 0, columns, true) > 0;
 }
 
-/* Updates the locked row of that id; raises 09000 when a trigger refuses. */
+/* Updates the locked row with an id; raises 09000 if a trigger prevents it. */
 void
 idemq_jobs_update_sql(const JobsTable *table, int64 id, const JobChange *change)
 {
@@ -140,7 +139,7 @@ idemq_jobs_update_sql(const JobsTable *table, int64 id, const JobChange *change)
 		idemq_jobs_refused();
 }
 
-/* Deletes the locked row of that id; raises 09000 when a trigger refuses. */
+/* Deletes the locked row with an id; raises 09000 if a trigger prevents it. */
 void
 idemq_jobs_delete_sql(int64 id)
 {
@@ -151,8 +150,9 @@ idemq_jobs_delete_sql(int64 id)
 }
 
 /*
- * Deletes the row of a job that finished at that time, which the caller has not
- * locked; returns false when it is held, came back to life, or a trigger keeps it.
+ * Deletes a job that finished at that time, and whose row the caller has not locked.  Returns false
+ * if another transaction holds the row, if the job is no longer finished, or if a trigger prevents
+ * the deletion.
  */
 bool
 idemq_jobs_delete_finished_sql(int64 id, TimestampTz finished_at)

@@ -1,11 +1,13 @@
 /*
  * table/jobs_steps.c
- *		All steps of a job: made void, or deleted.
+ *		Deletes all steps of a job, or marks them void.
  *
- * A commit in a queue that keeps nothing deletes its job.  Whether the job has steps is then
- * looked up in the index, and not at all while the table is empty.  The caller has deleted or
- * written the job's row before, and a session that writes a step holds that row
- * (table/steps.c).  So the answer does not change, and no lock on a step is met.
+ * A commit in a queue that keeps nothing deletes its job.  Whether the job has steps is then looked
+ * up by direct access to the index, or not at all while the table is empty.  The caller has deleted
+ * or written the job's row before, and a session that writes a step holds that row (steps.c).  So
+ * the result does not change, and no step is locked.
+ *
+ * Locks: AccessShareLock on the table and its index during the lookup.
  */
 #include "postgres.h"
 
@@ -38,47 +40,41 @@ static SqlStatement forget_steps = {.few = true,
 									.text = "DELETE FROM idemq.steps WHERE job_id = ANY ($1)",
 									.types = {INT8ARRAYOID}};
 
-/* Returns whether a job has a step that is committed, or this transaction's, by primary key. */
-static bool
-has_row(Relation rel, int64 job_id)
-{
-	Relation index = index_open(compat_primary_key_index(rel), AccessShareLock);
-	IndexScanDesc scan = compat_index_beginscan(rel, index, SnapshotSelf, 1);
-	TupleTableSlot *row = table_slot_create(rel, NULL);
-	ScanKeyData key;
-	bool found;
-
-	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(job_id));
-	index_rescan(scan, &key, 1, NULL, 0);
-	found = index_getnext_slot(scan, ForwardScanDirection, row);
-	index_endscan(scan);
-	ExecDropSingleTupleTableSlot(row);
-	index_close(index, AccessShareLock);
-	return found;
-}
-
 /*
- * Returns whether there may be steps, of a job or, with 0, of any.  The caller holds the row
- * of that job, or has deleted it, so that no other session begins a step of it meanwhile.
+ * Returns whether there may be steps of a job, or, if job_id is 0, of any job.  The caller holds
+ * the row of that job, or has deleted it, so no other session can begin a step of it in the
+ * meantime.
  */
 static bool
 any_step(int64 job_id)
 {
 	Oid oid = idemq_oids()->steps;
+	Oid index;
 	Relation rel;
+	TableScan scan;
+	ScanKeyData key;
 	bool found;
 
-	if (!OidIsValid(oid)) /* CREATE EXTENSION has not come to it yet */
+	if (!OidIsValid(oid)) /* CREATE EXTENSION is still running and has not created the table yet */
 		return false;
 	rel = table_open(oid, AccessShareLock);
 	found = RelationGetNumberOfBlocks(rel) > 0;
-	if (found && job_id != 0 && OidIsValid(compat_primary_key_index(rel)))
-		found = has_row(rel, job_id);
-	table_close(rel, AccessShareLock);
+	index = compat_primary_key_index(rel);
+	if (!found || job_id == 0 || !OidIsValid(index))
+	{
+		table_close(rel, AccessShareLock);
+		return found;
+	}
+	/* A step that is committed, or that this transaction has written. */
+	idemq_table_scan_open(&scan, rel, index_open(index, AccessShareLock), SnapshotSelf, 1);
+	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(job_id));
+	index_rescan(scan.scan, &key, 1, NULL, 0);
+	found = index_getnext_slot(scan.scan, ForwardScanDirection, scan.slot);
+	idemq_table_scan_close(&scan);
 	return found;
 }
 
-/* Makes the steps of a job void: its row has got another payload, and they are of the old one. */
+/* Marks the steps of a job as void, because they belong to an earlier payload. */
 void
 idemq_steps_void(int64 job_id)
 {

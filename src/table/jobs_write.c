@@ -1,30 +1,29 @@
 /*
  * table/jobs_write.c
- *		Writes to the jobs table: lock, update, delete and insert a row.
+ *		Writes to idemq.jobs: locks, updates, deletes and inserts a row.
  *
- * A write goes to the version that was fetched, and only while it is the latest:
- *   concurrent update	the write waits for the other transaction (unless the
- *						caller skips), then answers JOB_CHANGED if that one
- *						committed; the caller fetches the job again.
- *   savepoint rollback	undoes the row version as for any other UPDATE.
- *   isolation level	above READ COMMITTED a row that the transaction's own
- *						snapshot does not see is JOB_CHANGED, as referential
- *						integrity checks do it: a transaction never sees two
- *						versions of a row.
- *   user's triggers,	generated columns, check constraints, columns, foreign
- *						keys that point here: the row is locked, then written by
- *						SQL (table/jobs_sql.c).
- *   user's indexes		table/jobs_index.c maintains all that the table has.
+ * A write replaces the version that was fetched, but only if that is still the latest version.
+ *	 concurrent update		the write waits for the other transaction (unless the caller must not wait), and
+ *							returns JOB_CHANGED if that has committed; the caller fetches the job
+ *							again
+ *	 rollback to savepoint	undoes the new row version, as for any other UPDATE
+ *	 isolation level		above READ COMMITTED, a row that the transaction's own snapshot does not see counts
+ *							as JOB_CHANGED, as in checks of referential integrity, because a
+ *							transaction must never see two versions of a row
+ *	 user's triggers, generated columns, check constraints, further columns, foreign keys that refer
+ *	 to this
+ *							table: the row is locked, and then written with SQL (jobs_sql.c)
+ *	 user's indexes			jobs_index.c maintains all indexes of the table
  *
- * Each row that is written here is noted in the queue's gauges, and in its group if the queue has
- * group_max_unfinished; the row trigger notes those that SQL writes.
+ * Each row that is written here is counted in the gauges of its queue, and in its group if the
+ * queue has group_max_unfinished.  The row trigger counts rows that are written with SQL.
  *
- * Each write has the table keep its lock, whatever becomes of it.
+ * Each write makes the table keep its lock, whatever the result.
  *
- * table_tuple_update is always called with wait = true: with false it reports
- * mere lockers as modifiers, including this transaction's own lock.  For a delete that is
- * what is wanted: when anybody holds the row, the lock that follows tells whether it is
- * another transaction, and then the row stays.
+ * table_tuple_update is always called with wait = true, because with wait = false it reports mere
+ * locks as modifications, even this transaction's own lock.  For a delete, that is right: if any
+ * transaction holds the row, the row is locked next, which shows whether it is another transaction;
+ * then the row is not deleted.
  */
 #include "postgres.h"
 
@@ -37,7 +36,7 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* Translates a table access method's answer; raises 27000 where a trigger called idemq. */
+/* Translates a result of the table access method; raises 27000 if a trigger has called idemq. */
 static JobWrite
 write_result(TM_Result result)
 {
@@ -59,7 +58,10 @@ write_result(TM_Result result)
 	}
 }
 
-/* Locks a fetched version, and, FOR KEY SHARE, the one that an open transaction is making. */
+/*
+ * Locks a fetched version, and also, FOR KEY SHARE, the new version that an open transaction is
+ * writing.
+ */
 static TM_Result
 lock_version(JobsTable *table, const Job *job, LockTupleMode mode, JobWait wait)
 {
@@ -80,7 +82,7 @@ lock_version(JobsTable *table, const Job *job, LockTupleMode mode, JobWait wait)
 							TUPLE_LOCK_FLAG_LOCK_UPDATE_IN_PROGRESS, &failure);
 }
 
-/* Locks a fetched version to the end of the transaction; see the file's header. */
+/* Locks a fetched version until the end of the transaction; see the top of this file. */
 JobWrite
 idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode, JobWait wait)
 {
@@ -105,7 +107,7 @@ idemq_jobs_keep(JobsTable *table, const Job *job, JobWait wait)
 	return write_result(lock_version(table, job, LockTupleKeyShare, wait));
 }
 
-/* Raises 55000 when a publication wants what the table's replica identity does not give. */
+/* Raises 55000 if the table is published without a replica identity. */
 static void
 check_replica_identity(JobsTable *table, CmdType command)
 {
@@ -114,7 +116,7 @@ check_replica_identity(JobsTable *table, CmdType command)
 	table->checked = command;
 }
 
-/* Makes the new version of a row: the old one's columns, and what changes. */
+/* Sets table->new_row to the columns of a fetched row with the changes. */
 static void
 fill_new_row(JobsTable *table, const Job *job, const JobChange *change)
 {
@@ -142,7 +144,10 @@ counts_in_group(JobStatus status, bool has_group)
 	return has_group && !job_status_is_finished(status);
 }
 
-/* Notes a change of a job in a queue with group_max_unfinished. */
+/*
+ * Counts the update of a job in its group, and in its new group; its queue has
+ * group_max_unfinished.
+ */
 static void
 count_update_in_group(const Job *job, const JobChange *change)
 {
@@ -166,8 +171,8 @@ count_update_in_group(const Job *job, const JobChange *change)
 }
 
 /*
- * Writes a new version of a fetched row.  An update of no indexed column is a
- * HOT update, without any lock record unless the row had to be locked first.
+ * Writes a new version of a fetched row.  If no indexed column changes, this is a HOT update,
+ * without a WAL record for a lock unless the row must be locked first.
  */
 JobWrite
 idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change, JobWait wait)
@@ -220,7 +225,7 @@ delete_row(JobsTable *table, const Job *job, bool wait)
 							   &failure);
 }
 
-/* Deletes a fetched row, unless another transaction holds it, even FOR KEY SHARE; never waits. */
+/* Deletes a fetched row, unless another transaction holds it (even FOR KEY SHARE).  Never waits. */
 JobWrite
 idemq_jobs_delete(JobsTable *table, const Job *job)
 {
@@ -242,7 +247,7 @@ idemq_jobs_delete(JobsTable *table, const Job *job)
 			idemq_jobs_delete_sql(job->id);
 			return JOB_WRITTEN;
 		}
-		result = delete_row(table, job, true); /* our lock is a modifier, too */
+		result = delete_row(table, job, true); /* our own lock counts as a modification, too */
 	}
 	if (result == TM_Ok)
 		idemq_pending_counts_row(job->queue_id, job->status, NO_ROW);
@@ -252,7 +257,7 @@ idemq_jobs_delete(JobsTable *table, const Job *job)
 	return write_result(result);
 }
 
-/* Fills table->new_row with the columns; those that are not set are NULL. */
+/* Sets table->new_row to the columns; columns that are not set are NULL. */
 void
 idemq_jobs_fill_row(JobsTable *table, JobChange *columns)
 {
@@ -269,7 +274,7 @@ idemq_jobs_fill_row(JobsTable *table, JobChange *columns)
 	ExecStoreVirtualTuple(new_row);
 }
 
-/* Notes a row that was inserted. */
+/* Counts a row that was inserted, in the gauges and in its group. */
 void
 idemq_jobs_count_new(const TupleTableSlot *row)
 {

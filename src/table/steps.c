@@ -1,29 +1,28 @@
 /*
  * table/steps.c
- *		What attempts have done, or may have: the rows of idemq.steps.
+ *		Steps: what attempts have done, or may have done.  The rows of idemq.steps.
  *
- * A step is one row for each name of a job:
+ * A step is one row for each name in a job.  Its state is one of
  *
- *	open		begun by an attempt: its call may have been made, and may arrive until
- *				call_until.  Its outcome is unknown once that attempt is over.
- *	done		answered, with a response; or done in a transaction of this database, and
- *				then it was never begun
+ *	open		an attempt has begun it: its call may have been made, and may arrive until call_until.  Once that
+ *				attempt is over, its outcome is unknown
+ *	done		it was finished with a response; or it was done in a transaction of this database, and was never begun
  *	refused		the other side definitely did not do it
- *	void		of an earlier payload of the job, which was replaced or asked to rerun
- *	waiting, arrived, timed_out		a wait for an event (api/await_event.c): see table/events.c
+ *	void		it belongs to an earlier payload of the job, which was replaced or run again
+ *	waiting, arrived, timed_out		a wait for an event (api/await_event.c): see events.c
  *
- * round counts refusals and payloads: each asks for another effect, under another effect key.
- * The key is a hash of the database's uuid (drawn at the first step, and dumped), the job's
- * id, the step's name and the round.  It has the form of a UUID of version 8, for providers
- * that ask for a UUID, and it stays in the row.
+ * round counts refusals and payloads.  Each round asks for a different effect, with a different
+ * effect key.  The key is a hash of the database's uuid (which is drawn for the first step, and
+ * dumped), the job's id, the step's name and the round.  It has the form of a UUID of version 8,
+ * for providers that require a UUID, and is stored in the row.
  *
- * token is the attempt's that began the round's call last, earlier has the tokens of attempts
- * before, which were lost.  Each of these attempts may still bring the answer.
+ * token belongs to the attempt that last began the call of this round.  earlier contains the tokens
+ * of attempts before it, which were lost.  Each of these attempts may still report the outcome.
  *
- * Locks: a session that writes a row has locked the job's row before, FOR SHARE or FOR KEY
- * SHARE.  So nobody deletes the job meanwhile (retention and purge skip it, a commit in a queue
- * that keeps nothing leaves it to retention, drop_queue waits), and a session that has deleted
- * it finds all its steps, and meets no lock on them.
+ * Locks: a session that writes a row has locked the job's row before, FOR SHARE or FOR KEY SHARE.
+ * So no other session deletes the job in the meantime (retention and purge skip it, a commit in a
+ * queue that keeps nothing leaves it to retention, drop_queue waits), and a session that has
+ * deleted it finds all its steps, none of which is locked.
  */
 #include "postgres.h"
 
@@ -44,7 +43,9 @@ static const char *const state_names[] =
 	 [STEP_REFUSED] = "refused", [STEP_VOID] = "void",			 [STEP_WAITING] = "waiting",
 	 [STEP_ARRIVED] = "arrived", [STEP_TIMED_OUT] = "timed_out", NULL};
 
-/* An attempt that did the step here has no answer to bring: it is fenced, now as then. */
+/*
+ * An attempt that did the step in a transaction here (begun_at IS NULL) has no outcome to report.
+ */
 static SqlStatement lock_step =
 	{.few = true,
 	 .locks = true,
@@ -59,7 +60,10 @@ static SqlStatement lock_step =
 								  SQL_FIELD(Step, call_until), SQL_FIELD(Step, request),
 								  SQL_FIELD(Step, response), SQL_FIELD(Step, effect_key),
 								  SQL_FIELD(Step, same_request)}};
-/* $11: its row is there, and locked; otherwise a row that another call has added since stays. */
+/*
+ * $11: the row exists, and is locked; otherwise, a row that another call has inserted since is
+ * kept.
+ */
 static SqlStatement write_step =
 	{.text =
 		 "INSERT INTO idemq.steps AS s (job_id, name, queue_id, state, round, token, begun_at, "
@@ -77,7 +81,7 @@ static SqlStatement take_over =
 			 "ELSE array_append(earlier, token) END, begun_at = $4, call_until = $5 "
 			 "WHERE job_id = $1 AND name = $2",
 	 .types = {INT8OID, TEXTOID, INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
-/* A receipt outweighs a refusal: it is for the round that was refused, under its key. */
+/* A receipt counts more than a refusal: it is for the round that was refused, with its key. */
 static SqlStatement answer_step =
 	{.text = "UPDATE idemq.steps SET state = CASE state WHEN 'void' THEN 'void' ELSE 'done' END, "
 			 "round = round - CASE state WHEN 'refused' THEN 1 ELSE 0 END, "
@@ -95,9 +99,9 @@ static SqlStatement draw_uuid = {
 	.text = "INSERT INTO idemq_internal.database_uuid (uuid) VALUES (pg_catalog.gen_random_uuid()) "
 			"ON CONFLICT DO NOTHING"};
 
-/* Runs a statement that changes the step's one row. */
+/* Runs a statement that changes the row of a locked step. */
 static void
-change(SqlStatement *statement, const Datum *values)
+step_change(SqlStatement *statement, const Datum *values)
 {
 	if (idemq_spi_do(statement, values, NULL) != 1)
 		elog(ERROR, "a locked step of job %lld no longer exists",
@@ -105,9 +109,9 @@ change(SqlStatement *statement, const Datum *values)
 }
 
 /*
- * Finds a step and locks its row to the end of the transaction; waits for another transaction
- * that does.  request: to compare with the step's, or 0.  Above READ COMMITTED it raises 40001
- * when the row was changed since.
+ * Finds a step, and locks its row until the end of the transaction; waits for another transaction
+ * that has locked it. request: compared with the step's request, or 0.  Above READ COMMITTED raises
+ * 40001 if the row has changed since the snapshot.
  */
 void
 idemq_step_lock(const StepName *name, Datum request, Step *step)
@@ -118,9 +122,9 @@ idemq_step_lock(const StepName *name, Datum request, Step *step)
 }
 
 /*
- * Writes a step's state, times, request, response and effect key.  locked: its row is there, and
- * locked.  Otherwise it returns false when another call's transaction has committed a row since:
- * the caller looks again.
+ * Writes the state, times, request, response and effect key of a step.  locked: the row exists, and
+ * is locked.  Otherwise returns false if another transaction has committed a row since; then the
+ * caller must look again.
  */
 bool
 idemq_step_write(const StepName *name, int32 queue_id, const Step *step, bool locked)
@@ -142,7 +146,7 @@ idemq_step_write(const StepName *name, int32 queue_id, const Step *step, bool lo
 	return idemq_spi_do(&write_step, values, NULL) > 0;
 }
 
-/* Copies the database's uuid, 16 bytes, which the first step or event draws. */
+/* Copies the database's uuid (16 bytes), which is drawn for the first step or event. */
 void
 idemq_step_database_uuid(unsigned char *uuid)
 {
@@ -158,8 +162,8 @@ idemq_step_database_uuid(unsigned char *uuid)
 }
 
 /*
- * Returns the effect key of a round of a step.  The parts of a fixed width are hashed first,
- * so that no two steps have the same bytes.
+ * Returns the effect key of a round of a step.  Fields of fixed width are hashed before the name,
+ * so that no two steps hash the same bytes.
  */
 static Datum
 effect_key(const StepName *name, int32 round)
@@ -184,7 +188,7 @@ effect_key(const StepName *name, int32 round)
 	SET_VARSIZE(input, hashed.len);
 	output = DirectFunctionCall1(sha256_bytea, PointerGetDatum(input));
 	hash = (unsigned char *) VARDATA_ANY(DatumGetByteaPP(output));
-	hash[6] = (hash[6] & 0x0f) | 0x80; /* version 8: what it is made of is its maker's */
+	hash[6] = (hash[6] & 0x0f) | 0x80; /* version 8: custom contents */
 	hash[8] = (hash[8] & 0x3f) | 0x80;
 	return CStringGetTextDatum(
 		psprintf("%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", hash[0],
@@ -193,8 +197,8 @@ effect_key(const StepName *name, int32 round)
 }
 
 /*
- * Begins a step: one that is not there, or, as another effect, a locked one that was refused or is
- * void.  Returns false as idemq_step_write does.
+ * Begins a step that does not exist, or begins a new round of a locked step that is refused or
+ * void.  Returns false like idemq_step_write.
  */
 bool
 idemq_step_begin(const StepName *name, int32 queue_id, const StepCall *call, Step *step)
@@ -208,32 +212,32 @@ idemq_step_begin(const StepName *name, int32 queue_id, const StepCall *call, Ste
 	return idemq_step_write(name, queue_id, &begun, step->state != STEP_NONE);
 }
 
-/* Gives a locked step that is open to the attempt that asks: it may call again. */
+/* Gives a locked, open step to the attempt name->token, which may repeat the call. */
 void
 idemq_step_take_over(const StepName *name, const StepCall *call)
 {
 	Datum values[] = {Int64GetDatum(name->job_id), name->name, Int64GetDatum(name->token),
 					  TimestampTzGetDatum(call->begun_at), TimestampTzGetDatum(call->call_until)};
 
-	change(&take_over, values);
+	step_change(&take_over, values);
 }
 
-/* Stores the answer to a locked step's call. */
+/* Stores the response to the call of a locked step. */
 void
 idemq_step_answer(const StepName *name, Datum response)
 {
 	Datum values[] = {Int64GetDatum(name->job_id), name->name, response,
 					  TimestampTzGetDatum(idemq_wall_now())};
 
-	change(&answer_step, values);
+	step_change(&answer_step, values);
 }
 
-/* Stores that the other side did not do what a locked step asked for.  error: 0 is none. */
+/* Stores that the other side definitely did not do a locked step.  error: 0 is NULL. */
 void
 idemq_step_refuse(const StepName *name, Datum error)
 {
 	Datum values[] = {Int64GetDatum(name->job_id), name->name, error,
 					  TimestampTzGetDatum(idemq_wall_now())};
 
-	change(&refuse_step, values);
+	step_change(&refuse_step, values);
 }

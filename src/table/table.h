@@ -1,6 +1,6 @@
 /*
  * table/table.h
- *		Rows of idemq.jobs, by direct access, and rows of the tables beside it.
+ *		Rows of idemq.jobs, through the access methods, and rows of related tables.
  */
 #ifndef IDEMQ_TABLE_TABLE_H
 #define IDEMQ_TABLE_TABLE_H
@@ -22,10 +22,10 @@
 
 /*
  * jobs.c
- *		The jobs table.
+ *		The table idemq.jobs: opens it for a call, and fetches rows.
  */
 
-/* Columns of idemq.jobs, in order, from 0. */
+/* Columns of idemq.jobs, in order, counted from 0. */
 typedef enum JobColumn
 {
 	COL_ID,
@@ -61,77 +61,86 @@ typedef enum JobColumn
 	COL_PAYLOAD /* last of the oldest version: see sql/parts/20_tables.sql */
 } JobColumn;
 
-/* Every version of the table that the library works with has so many (base/version.c). */
+/* Every version of the table with which the library works has these columns (base/version.c). */
 #define JOB_COLUMNS_OLDEST (COL_PAYLOAD + 1)
 /*
- * Later columns may be NULL, or may not be there yet: job_has says which, and no write names a
- * column that is not there.  Their names, in order, are in table/jobs.c.
+ * Later columns may be NULL, or may not exist yet: job_has tells, and writes leave out a column
+ * that does not exist.  Their names are in table/jobs.c.
  */
 #define JOB_COLUMNS (COL_PAYLOAD + 1)
 #define COLUMN_BIT(column) (1U << (column))
-/* The columns before one, for which there may be no bit. */
+/* The bits of all columns before a column, which need not have a bit itself. */
 #define COLUMNS_BELOW(column) (PG_UINT32_MAX >> (32 - (column)))
 
-/* How many columns the table had when this session last opened it. */
+/* Number of our columns in the table when this session last opened it. */
 extern int idemq_jobs_columns;
 
-/* Returns that number, a constant as long as there is no later column. */
+/* Returns that number, which is a constant as long as there are no later columns. */
 static inline int
 job_columns(void)
 {
 	return JOB_COLUMNS == JOB_COLUMNS_OLDEST ? JOB_COLUMNS : idemq_jobs_columns;
 }
 
-/* A scan of idemq.paused_groups (table/jobs_paused.c). */
-typedef struct PauseScan PauseScan;
+/* A scan of a table other than idemq.jobs, by an index (table/jobs_scan.c). */
+typedef struct TableScan
+{
+	Relation rel;
+	Relation index;
+	IndexScanDesc scan;
+	TupleTableSlot *slot;
+} TableScan;
 
 /* The table, open for one call; see table/jobs.c. */
 typedef struct JobsTable
 {
 	Relation rel;
-	MemoryContext context; /* of what lives as long as the table is open */
-	LOCKMODE mode;		   /* of its lock */
-	bool written;		   /* a write was tried: the lock stays */
-	bool simple;		   /* nothing on the table asks for the executor */
+	MemoryContext context; /* for what lives as long as the table is open */
+	LOCKMODE mode;		   /* of the lock on the table */
+	bool written;		   /* a write was tried, so the lock is kept */
+	bool simple;		   /* nothing that a DBA has added to the table requires SQL */
 	CmdType checked;	   /* the command for which the replica identity was checked */
-	Snapshot snapshot;	   /* registered; taken for this call */
-	Snapshot crosscheck;   /* above READ COMMITTED, the transaction's own */
-	TupleTableSlot *row;   /* the version last fetched */
+	Snapshot snapshot;	   /* registered; the latest one when the table was opened or refreshed */
+	Snapshot crosscheck;   /* above READ COMMITTED, the transaction's own; see jobs.c */
+	TupleTableSlot *row;   /* the version that was fetched last */
 	TupleTableSlot *lock_row;
 	TupleTableSlot *new_row;
-	Relation pkey; /* with its scan, from the first fetch by id on */
+	Relation pkey; /* the primary key and its scan, from the first fetch by id on */
 	IndexScanDesc by_id;
-	Relation index; /* of ready jobs, or of all by id; with its scan, while one is open */
+	Relation index; /* the index of an open scan (jobs_scan.c), and the scan */
 	IndexScanDesc scan;
-	PauseScan *pauses; /* under this snapshot, from the first lookup on; NULL: none */
+	TableScan *
+		pauses; /* of idemq.paused_groups, under this snapshot, from the first lookup on; NULL: none */
 } JobsTable;
 
 /*
- * Flags of a job, in idemq.jobs.flags: what code must know about it and no other column says.
- * job/transition.c sets and clears them; JOB_FLAGS_OF (job/job.h) has which of them a status allows.
- * A row written by hand has none of them.
+ * Flags of a job, in idemq.jobs.flags, for what no other column says.  job/transition.c sets and
+ * clears them; JOB_FLAGS_OF (job/job.h) says which of them are possible with a status.  A row
+ * written by hand has none of them.
  */
 #define JOB_ATTACHED 1 /* running: the lease also ends with the session that claimed */
 #define JOB_HANDLER 2  /* running: a process of a handler has claimed it */
 /*
- * Running: a heartbeat that found no room for a lease entry has moved the row's deadline.  The
+ * running: a heartbeat for a job without a lease entry has moved the deadline in the row.  The
  * length of the lease is deadline - renewed_at, and no longer deadline - claimed_at.
  */
 #define JOB_EXTENDED 4
-#define JOB_HISTORY 8 /* idemq.attempts has rows of it */
+#define JOB_HISTORY 8 /* idemq.attempts has rows of the job */
 #define JOB_LOST 16	  /* not finished: the lease of its last attempt that counts was lost */
-/* Of a job in a group (job/permits.c, job/group_rate_limit.c): */
+/* For jobs in groups (job/permits.c, job/group_rate_limit.c): */
 #define JOB_PERMIT 32		/* pending or running: it was promoted when due, and has a permit */
 #define JOB_RATE_LIMITED 64 /* pending or retrying: waits until ready_at for the rate or a hold */
 /*
- * Not finished: how many of its attempts in a row have ended with their handler's process, up to
- * JOB_COUNT_MAX; and because that process was told to end.
+ * not finished: how many consecutive attempts have ended because their handler's process crashed,
+ * and because it was told to exit; two numbers up to JOB_COUNT_MAX.
  */
 #define JOB_CRASHED 256
 #define JOB_INTERRUPTED 1024
 #define JOB_COUNT_MAX 3
 
-/* A row version as fetched; text and jsonb stay in row, valid until the next fetch. */
+/*
+ * A row version as fetched.  Its text and jsonb values remain in row, valid until the next fetch.
+ */
 typedef struct Job
 {
 	int64 id;
@@ -144,11 +153,11 @@ typedef struct Job
 	int64 token;
 	bool is_ready; /* ready_at is not NULL */
 	TimestampTz ready_at;
-	TimestampTz claimed_at; /* with deadline: of a running job */
+	TimestampTz claimed_at; /* this and deadline: of a running job */
 	TimestampTz deadline;
-	TimestampTz expires_at;		/* DT_NOEND for NULL */
-	ItemPointerData root_tid;	/* HOT root TID: what its index entries name; invalid: not known */
-	HeapTupleHeaderData header; /* as it was when it was fetched by root_tid */
+	TimestampTz expires_at;	  /* DT_NOEND for NULL */
+	ItemPointerData root_tid; /* HOT root TID, which is in its index entries; invalid: not known */
+	HeapTupleHeaderData header; /* as it was when the row was fetched by root_tid */
 	TupleTableSlot *row;
 } Job;
 
@@ -176,7 +185,7 @@ job_set_null(JobChange *change, JobColumn column)
 	change->isnull[column] = true;
 }
 
-/* Returns whether a column of a fetched job is there and not NULL. */
+/* Returns whether a column of a fetched job exists and is not NULL. */
 static inline bool
 job_has(const Job *job, JobColumn column)
 {
@@ -184,14 +193,14 @@ job_has(const Job *job, JobColumn column)
 		   !job->row->tts_isnull[column];
 }
 
-/* Returns a column of a fetched job, for which job_has is true. */
+/* Returns a column of a fetched job for which job_has is true. */
 static inline Datum
 job_value(const Job *job, JobColumn column)
 {
 	return job->row->tts_values[column];
 }
 
-/* Returns a column of a fetched job that is a time; DT_NOBEGIN for NULL. */
+/* Returns a timestamp column of a fetched job; DT_NOBEGIN for NULL. */
 static inline TimestampTz
 job_time(const Job *job, JobColumn column)
 {
@@ -206,7 +215,7 @@ job_ready_key(const Job *job)
 	return key;
 }
 
-/* Returns whether a job is running by the attempt of that token. */
+/* Returns whether a job is running, in the attempt with that token. */
 static inline bool
 job_is_attempt(const Job *job, int64 token)
 {
@@ -227,7 +236,7 @@ job_count(int16 flags, int16 which)
 	return flags / which & JOB_COUNT_MAX;
 }
 
-/* Returns whether nobody claimed a job in time, by its expires_at. */
+/* Returns whether a job has expired, because it was not claimed before its expires_at. */
 static inline bool
 job_has_expired(const Job *job, TimestampTz now)
 {
@@ -248,8 +257,6 @@ extern TidHint idemq_jobs_tid_hint(const JobsTable *table, const Job *job);
 extern bool idemq_jobs_fetch_at(JobsTable *table, const TidHint *tid_hint, int64 id, Job *job);
 extern void idemq_jobs_decode(TupleTableSlot *row, Job *job);
 extern bool idemq_jobs_fetch_entry(JobsTable *table, IndexScanDesc scan, Job *job);
-extern bool idemq_jobs_scan_row(JobsTable *table, Job *job);
-extern void idemq_jobs_scan_end(JobsTable *table);
 
 /*
  * attempt_history.c
@@ -264,7 +271,7 @@ extern void idemq_attempt_history_forget(const int64 *job_ids, int count);
 
 /*
  * steps.c
- *		What attempts have done, or may have: the rows of idemq.steps.
+ *		What attempts have done, or may have done: the rows of idemq.steps.
  */
 
 #define STEP_MAX_NAME 256 /* bytes */
@@ -272,44 +279,44 @@ extern void idemq_attempt_history_forget(const int64 *job_ids, int count);
 typedef enum StepState
 {
 	STEP_NONE, /* no row */
-	STEP_OPEN, /* begun, and not answered */
+	STEP_OPEN, /* begun, and not finished */
 	STEP_DONE,
 	STEP_REFUSED, /* the other side did not do it */
-	STEP_VOID,	  /* of an earlier payload of the job */
-	STEP_WAITING, /* of an event (table/events.c), as the two below */
+	STEP_VOID,	  /* belongs to an earlier payload of the job */
+	STEP_WAITING, /* a wait for an event (table/events.c), like the two below */
 	STEP_ARRIVED,
 	STEP_TIMED_OUT
 } StepState;
 
-/* Returns whether a step is a wait for an event, and was not begun or done. */
+/* Returns whether a step is a wait for an event. */
 static inline bool
 step_is_wait(StepState state)
 {
 	return state >= STEP_WAITING;
 }
 
-/* Which step, and the attempt that asks. */
+/* A step, and the attempt that asks about it. */
 typedef struct StepName
 {
 	int64 job_id;
-	Datum name; /* text */
-	int64 token;
+	Datum name;	 /* text */
+	int64 token; /* of the attempt */
 } StepName;
 
-/* A row, locked; its values are in the memory context of the caller. */
+/* A row, locked.  Its values are in the caller's memory context. */
 typedef struct Step
 {
 	StepState state;
-	int32 round; /* refusals, and payloads of the job */
+	int32 round; /* number of refusals and earlier payloads */
 	int64 token; /* of the attempt that began it last */
 	bool mine;	 /* the attempt that asks has begun it in this round */
-	bool inside; /* done in a transaction here: never begun */
+	bool inside; /* done in a transaction here, and never begun */
 	bool same_request;
-	TimestampTz begun_at; /* with call_until: unless inside */
+	TimestampTz begun_at; /* this and call_until: not set if inside */
 	TimestampTz call_until;
-	Datum request; /* jsonb; 0 is none */
+	Datum request; /* jsonb; 0: NULL */
 	Datum response;
-	Datum effect_key; /* text; 0: inside */
+	Datum effect_key; /* text; 0 if inside */
 } Step;
 
 /* A call that begins. */
@@ -331,12 +338,12 @@ extern void idemq_step_refuse(const StepName *name, Datum error);
 
 /*
  * events.c
- *		Events that were sent to a queue, and the jobs that wait for them.
+ *		Events that were sent to a queue, and the waits of jobs for them.
  */
 
 #define EVENT_MAX_NAME 256 /* bytes, as of a step: a wait is one */
 
-/* Which event. */
+/* An event. */
 typedef struct EventName
 {
 	int32 queue_id;
@@ -348,20 +355,21 @@ extern bool idemq_event_find(const EventName *event, TimestampTz now, Datum *pay
 extern void idemq_event_write(const EventName *event, Datum payload, TimestampTz now,
 							  TimestampTz keep_until);
 
-/* A job that waits. */
+/* A job that waits for an event. */
 typedef struct EventWait
 {
 	int64 job_id;
-	int64 token; /* of the attempt that began to wait, or waited on, last */
+	int64 token; /* of the attempt that waited last */
 } EventWait;
 
 extern EventWait *idemq_waits_for(const EventName *event, int *count);
 extern void idemq_waits_arrived(const EventName *event, const int64 *job_ids, int count,
 								Datum payload);
+extern void idemq_event_wait_moved(int64 job_id);
 
 /*
  * jobs_steps.c
- *		All steps of a job: made void, or deleted.
+ *		Deletes all steps of a job, or marks them void.
  */
 
 extern void idemq_steps_void(int64 job_id);
@@ -372,17 +380,17 @@ extern void idemq_steps_forget(const int64 *job_ids, int count);
  *		Scans of idemq.dependencies and idemq.children.
  */
 
-/* Which rows a scan reads: of a table, by an index. */
+/* Which rows a scan reads, from idemq.children or idemq.dependencies. */
 typedef enum DependencyIndex
 {
 	CHILDREN_BY_ID,		 /* the row of one child */
-	CHILDREN_BY_WATCHED, /* of a parent, in the order of children */
-	CHILDREN_BY_QUEUE,	 /* of a queue, in the order of children */
-	EDGES_BY_CHILD,		 /* of a child, in the order of parents */
-	EDGES_BY_PARENT		 /* of a parent, in the order of children */
+	CHILDREN_BY_WATCHED, /* children that watch a parent, in the order of their ids */
+	CHILDREN_BY_QUEUE,	 /* children in a queue, in the order of their ids */
+	EDGES_BY_CHILD,		 /* the parents of a child, in the order of their ids */
+	EDGES_BY_PARENT		 /* the children of a parent, in the order of their ids */
 } DependencyIndex;
 
-/* Columns of idemq.dependencies, and of idemq.children. */
+/* Columns of idemq.dependencies and idemq.children, counted from 1. */
 enum
 {
 	EDGE_CHILD = 1,
@@ -403,10 +411,8 @@ enum
 typedef struct DependencyScan
 {
 	DependencyIndex which;
-	Relation rel;
-	Relation index;
-	IndexScanDesc scan;
-	TupleTableSlot *slot;
+	TableScan table;
+	TupleTableSlot *slot; /* table.slot: the current row */
 } DependencyScan;
 
 extern void idemq_dependency_scan_open(DependencyScan *scan, DependencyIndex which,
@@ -512,7 +518,7 @@ extern DependencyEdge *idemq_dependency_edges(const DependencyEdge *behind, int 
  *		Writes to idemq.dependencies and idemq.children.
  */
 
-/* A job that is to wait for its parents. */
+/* A new job that must wait for its parents. */
 typedef struct NewDependencies
 {
 	int64 child;
@@ -541,27 +547,20 @@ extern void idemq_dependency_released(const int64 *children, const int64 *tokens
 extern void idemq_dependency_forget(const int64 *job_ids, int count);
 extern void idemq_dependency_row_gone(int64 job_id, JobStatus status);
 extern void idemq_dependency_all_gone(void);
-
-/*
- * jobs_moved.c
- *		A job that SQL has moved to another queue.
- */
-
-extern void idemq_jobs_moved_child(int64 job_id, int32 queue_id);
-extern void idemq_jobs_moved_event_wait(int64 job_id);
+extern void idemq_dependency_child_moved(int64 job_id, int32 queue_id);
 
 /*
  * audit_log.c
- *		What was decided about queues and jobs, by whom and when: idemq.audit.
+ *		What was decided about queues and jobs, by which role, and when: idemq.audit.
  */
 
-/* An action, as a row of idemq.audit; but for queue, what is 0 or NULL is not known of it. */
+/* An action, as a row of idemq.audit.  Fields other than queue may be 0 or NULL. */
 typedef struct AuditEntry
 {
-	const char *action;		/* the function's name */
-	const QueueInfo *queue; /* its id is 0 for none */
+	const char *action;		/* name of the function */
+	const QueueInfo *queue; /* its id is 0 if there is none */
 	int64 job_id;
-	int64 jobs;				/* how many it concerned, if not one */
+	int64 jobs;				/* number of jobs, if not one */
 	Datum details;			/* jsonb */
 	const char *members[6]; /* or the members of details: a name and its text, ... */
 } AuditEntry;
@@ -573,15 +572,15 @@ extern void idemq_audit(const AuditEntry *entry);
  *		Writes to the jobs table: lock, update, delete and insert a row.
  */
 
-/* What a write does when another transaction holds the row. */
+/* What a write does if another transaction holds the row. */
 typedef enum JobWait
 {
-	JOB_WAITS, /* waits until that one ends */
-	JOB_SKIPS, /* never waits: locks the row first */
+	JOB_WAITS, /* waits until that transaction ends */
+	JOB_SKIPS, /* never waits, because it locks the row first */
 	/*
-	 * As JOB_SKIPS, for a caller whose lease entry keeps claimers off: a row that
-	 * looks free is written without a lock.  It waits for a transaction that is no
-	 * claim and comes in between.
+	 * Like JOB_SKIPS, for a caller whose lease entry keeps other claims away.  If the row looks
+	 * free, it is written without being locked first.  If another transaction locks the row in
+	 * between, the write waits for it.
 	 */
 	JOB_SKIPS_STRANGERS
 } JobWait;
@@ -589,8 +588,8 @@ typedef enum JobWait
 typedef enum JobWrite
 {
 	JOB_WRITTEN,
-	JOB_CHANGED, /* the fetched version is outdated, or not in the transaction's snapshot */
-	JOB_LOCKED	 /* another transaction holds the row, and the caller would not wait */
+	JOB_CHANGED, /* the fetched version is not the latest, or not in the transaction's snapshot */
+	JOB_LOCKED	 /* another transaction holds the row, and the caller must not wait */
 } JobWrite;
 
 extern JobWrite idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode, JobWait wait);
@@ -615,8 +614,7 @@ extern void idemq_jobs_check_deleted(const QueueState *qstate, int64 id, bool re
 
 /*
  * jobs_key.c
- *		Jobs by their idempotency key, through the unique index jobs_key: lookups,
- *		and inserts that give way to the job that has the key.
+ *		Idempotency keys of jobs: lookups, and inserts that give way to the job that has the key.
  */
 
 extern bool idemq_jobs_find_key(JobsTable *table, int32 queue_id, Datum key, Job *job);
@@ -628,10 +626,10 @@ extern bool idemq_jobs_insert_successor(JobsTable *table, JobChange *columns,
 
 /*
  * jobs_index.c
- *		Index entries of idemq.jobs for rows written by direct access.
+ *		The indexes of idemq.jobs, and their entries for rows that are written without the executor.
  */
 
-/* Which of idemq's own indexes. */
+/* idemq's own indexes. */
 typedef enum JobsIndex
 {
 	INDEX_READY,
@@ -640,23 +638,17 @@ typedef enum JobsIndex
 } JobsIndex;
 
 extern void idemq_jobs_index_install(void);
-extern bool idemq_jobs_has_index(Relation rel, JobsIndex which);
-extern Oid idemq_jobs_index(Relation rel, JobsIndex which);
+extern Oid idemq_jobs_index(Relation rel, JobsIndex which, bool missing_ok);
 extern void idemq_jobs_index_insert(Relation rel, TupleTableSlot *row, const uint32 *changed,
 									bool only_summarizing);
-extern void idemq_jobs_index_insert_rows(Relation rel, TupleTableSlot **rows, int count);
+extern bool idemq_jobs_index_insert_simple(Relation rel, TupleTableSlot **rows, int count,
+										   const uint32 *changed, IndexUniqueCheck check_key);
 extern bool idemq_jobs_indexes_are_simple(Relation rel);
-extern bool idemq_jobs_index_insert_keyed(Relation rel, TupleTableSlot *row);
-extern void idemq_jobs_index_insert_successor(Relation rel, TupleTableSlot *row,
-											  const ItemPointerData *predecessor);
 
 /*
  * jobs_sql.c
- *		Writes to idemq.jobs the long way, by SQL: every write when a DBA has added
- *		to the table (user triggers, foreign keys that point here, generated columns,
- *		check constraints, further columns), and inserts with a key when a user's
- *		index needs the executor.  They fire all that any INSERT, UPDATE or DELETE of
- *		these columns fires.
+ *		Writes to idemq.jobs through SQL, if something that a DBA has added to the table requires
+ *		it.
  */
 
 extern bool idemq_jobs_insert_sql(const JobsTable *table, const JobChange *columns);
@@ -670,12 +662,12 @@ pg_noreturn extern void idemq_jobs_refused(void);
  *		Which transactions hold a fetched version of a job's row.
  */
 
-/* What other transactions do with a fetched version. */
+/* How other transactions hold a fetched version. */
 typedef enum RowHold
 {
-	ROW_FREE,	/* none locks or changes it */
-	ROW_HELD,	/* an open transaction does */
-	ROW_CHANGED /* a newer version, or a deletion, is committed */
+	ROW_FREE,	/* none has locked or changed it */
+	ROW_HELD,	/* an open transaction has */
+	ROW_CHANGED /* a newer version, or a deletion, has been committed */
 } RowHold;
 
 extern RowHold idemq_jobs_hold(const Job *job, TransactionId *holder);
@@ -690,20 +682,30 @@ extern bool idemq_jobs_is_mine(const Job *job);
 extern int idemq_transaction_pid(TransactionId xid);
 
 /*
- * jobs_ready.c
- *		Scans of the ready index: the jobs of one queue and priority in the order
- *		in which they are claimed.
+ * jobs_scan.c
+ *		Scans of idemq.jobs by an index: the ready jobs of one queue and priority in the order in
+ *		which they are claimed; all jobs in the order of their ids.
  */
 
+extern void idemq_jobs_scan_open(JobsTable *table, Oid index, LOCKMODE mode, ScanKeyData *keys,
+								 int nkeys, bool entries);
+extern bool idemq_jobs_scan_row(JobsTable *table, Job *job);
+extern void idemq_jobs_scan_end(JobsTable *table);
 extern ReadyKey idemq_jobs_scan_limit(ReadyKey from, ReadyKey bound);
-extern ItemPointerData idemq_jobs_scan_tid(const JobsTable *table);
 extern void idemq_jobs_scan_begin(JobsTable *table, int32 queue_id, int priority, ReadyKey from,
 								  ReadyKey until);
 extern bool idemq_jobs_scan_next(JobsTable *table, ReadyKey *key);
+extern ItemPointerData idemq_jobs_scan_tid(const JobsTable *table);
+extern void idemq_jobs_ids_begin(JobsTable *table, int64 from, int64 until);
+extern bool idemq_jobs_ids_next(JobsTable *table, int64 *id);
+extern bool idemq_jobs_ids_in_doubt(JobsTable *table, Job *job);
+extern void idemq_table_scan_open(TableScan *scan, Relation rel, Relation index, Snapshot snapshot,
+								  int nkeys);
+extern void idemq_table_scan_close(TableScan *scan);
 
 /*
  * jobs_version.c
- *		The visible version of a row, from its HOT root TID, which its index entries name.
+ *		Finds the visible version of a row from its HOT root TID.
  */
 
 extern bool idemq_version_fetch(Relation rel, Snapshot snapshot, const ItemPointerData *root_tid,
@@ -735,10 +737,10 @@ extern void idemq_jobs_id_install(void);
 
 /*
  * jobs_shard.c
- *		Which ids are this database's, when it is a shard of many.
+ *		Makes this database a shard of a cluster.
  */
 
-/* A shard's ids have its number above so many bits: 64 shards stay below 2^53. */
+/* The number of a shard is above these bits of its ids, so the ids of 64 shards are below 2^53. */
 #define SHARD_ID_BITS 47
 #define MAX_SHARDS 64
 
@@ -746,17 +748,8 @@ extern bool idemq_shard_set(int32 shard, int32 shards);
 extern void idemq_shard_assert(int32 shard, int32 shards);
 
 /*
- * jobs_by_id.c
- *		Scans of the primary key: all jobs, in the order of their ids.
- */
-
-extern void idemq_jobs_ids_begin(JobsTable *table, int64 from, int64 until);
-extern bool idemq_jobs_ids_next(JobsTable *table, int64 *id);
-extern bool idemq_jobs_ids_in_doubt(JobsTable *table, Job *job);
-
-/*
  * jobs_group.c
- *		Jobs of a FIFO group, through the index jobs_group.
+ *		The jobs of a FIFO group.
  */
 
 extern bool idemq_jobs_group_first(JobsTable *table, int32 queue_id, Datum name, Job *job);

@@ -435,7 +435,7 @@ static void
 unset_database(const Action *action)
 {
 	idemq_qstates_unset_database(MyDatabaseId);
-	idemq_wake_for_results();
+	idemq_wake_for_results(MyDatabaseId);
 }
 
 static void
@@ -449,7 +449,7 @@ notify_event(const Action *action)
 static void
 pending_wake_for_results(const Action *action)
 {
-	idemq_wake_for_results();
+	idemq_wake_for_results(MyDatabaseId);
 }
 
 /* The settings of a queue (0: of all queues) have changed, and their version has moved. */

@@ -21,13 +21,13 @@
  * happen; a DBA's statement is no event.
  *
  * A transaction may transfer a permit for each attempt that it ends and that is counted as running.
- * The top of shared/queue_states/running.c says why no more than max_running jobs are worked on
+ * The top of shared/leases/running.c says why no more than max_running jobs are worked on
  * even so.
  *
  * A transaction needs room for the unfinished jobs that it adds, less those that it ends.  The gauges
  * in its notes contain this number.  Room that a subtransaction takes is in its own note, so that a
  * rollback gives it back.  Without that note, the other notes are as they were when the subtransaction
- * began.  shared/queue_states/unfinished.c proves that the limit holds.
+ * began.  shared/counts/unfinished.c proves that the limit holds.
  *
  * A note also tells whether the transaction wrote rows before it knew of the queue's
  * group_max_unfinished, so that their groups were not noted (txn/pending_group_room.c).
@@ -51,6 +51,7 @@
 #include "base/base.h"
 #include "queue/queue.h"
 #include "shared/counts/counts.h"
+#include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 #include "txn/txn.h"

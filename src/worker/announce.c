@@ -60,7 +60,7 @@
 /* The part of PostgreSQL's queue of notifications beyond which none are sent. */
 #define QUEUE_USAGE_MAX 0.5
 
-/* The payload's room, as in async.c; the ids take 20 bytes each with their commas. */
+/* The room that PostgreSQL has for a payload; the ids take 20 bytes each with their commas. */
 #define PAYLOAD_ROOM (BLCKSZ - NAMEDATALEN - 128)
 #define PAYLOAD_REST 128 /* the words, and the queue's name */
 StaticAssertDecl(FINISHED_KEPT * 20 + PAYLOAD_REST < PAYLOAD_ROOM,

@@ -30,7 +30,7 @@
 
 #include "base/base.h"
 #include "job/job.h"
-#include "shared/waiters/waiters.h"
+#include "shared/processes/processes.h"
 #include "table/table.h"
 #include "worker/worker.h"
 

@@ -31,7 +31,6 @@
 #include "job/job.h"
 #include "queue/queue.h"
 #include "shared/processes/processes.h"
-#include "shared/waiters/waiters.h"
 #include "worker/worker.h"
 
 /* The search for jobs of a former server is awaited for so long after the start at most. */

@@ -14,8 +14,8 @@
  * has just started, count from zero.  So what happened while nobody wrote is nowhere, and no
  * step has what another had.
  *
- * Nobody polls.  A commit that has counted something asks for a step (shared/waiters/
- * worker_call.c), once in a step, and that wakes a worker that would sleep longer than a step.  A
+ * Nobody polls.  A commit that has counted something asks for a step, once in a step
+ * (shared/processes/worker_call.c), and wakes a worker that would sleep longer than that.  A
  * worker that is not asked sleeps: in an idle database it wakes for the end of the last minute
  * and of the last 10 minutes, and no more.  The request is taken before the counters are read.
  *
@@ -35,7 +35,6 @@
 #include "queue/queue.h"
 #include "shared/counts/counts.h"
 #include "shared/processes/processes.h"
-#include "shared/waiters/waiters.h"
 #include "worker/worker.h"
 
 /* The steps: the first is read from memory, each of the others folded from the one before. */
@@ -82,15 +81,15 @@ end_of_step(TimestampTz at, int64 step)
 	return at + (step - at % step) % step;
 }
 
-/* Begins with what a queue's counters are, unless they are younger than *young. */
+/* Begins with what a queue's counters are, unless they are younger than that time. */
 static void
-begin_queue(const QueueStateView *view, void *young)
+begin_queue(const QueueStateView *view, TimestampTz young)
 {
 	CounterView counts;
 	Known *queue;
 
 	if (!idemq_counters_read(idemq_qstate_index(view->qstate), view->queue_id, &counts) ||
-		counts.since > *(TimestampTz *) young)
+		counts.since > young)
 		return;
 	queue = hash_search(history_known, &view->queue_id, HASH_ENTER, NULL);
 	queue->seen = false;
@@ -105,11 +104,13 @@ static void
 history_begin(TimestampTz young)
 {
 	HASHCTL info = {.keysize = sizeof(int32), .entrysize = sizeof(Known)};
+	QueueStateView view = {0};
 
 	if (history_known != NULL)
 		hash_destroy(history_known);
 	history_known = hash_create("idemq history", 64, &info, HASH_ELEM | HASH_BLOBS);
-	idemq_for_each_qstate(MyDatabaseId, begin_queue, &young);
+	while (idemq_qstate_next(MyDatabaseId, &view))
+		begin_queue(&view, young);
 	next_step = 0;
 	/* What a former worker has left to fold is looked up when this one has written something. */
 	memset(written, 0, sizeof(written));

@@ -27,8 +27,8 @@
 #include "base/base.h"
 #include "queue/queue.h"
 #include "shared/counts/counts.h"
+#include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
-#include "shared/waiters/waiters.h"
 #include "worker/worker.h"
 
 /* If news could not be sent, since their queue is being created, NOTIFY is tried after that. */

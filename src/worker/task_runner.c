@@ -29,7 +29,6 @@
 #include "shared/groups/groups.h"
 #include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
-#include "shared/waiters/waiters.h"
 #include "worker/worker.h"
 
 /* A task that failed is deferred for a second, twice as long each time, up to 2^6. */

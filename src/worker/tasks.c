@@ -23,7 +23,7 @@
  * for one job of its own, however large its leases, their payloads or their number.
  *
  * The worker looks at what is due for a queue when its state is marked
- * (shared/waiters/due_queues.c) and after its tasks have run; in between, the heap of scheduled
+ * (shared/processes/worker_call.c) and after its tasks have run; in between, the heap of scheduled
  * queues knows the time.  So neither a wake-up nor serving a queue costs more where there are more
  * queues, of this database or of others.
  *
@@ -33,7 +33,7 @@
  * after n - 1 others, and the time that serving one takes is bounded.  The heap is memory of this
  * process, a node for each queue state; only setting it up is linear in queues.
  *
- * Once the test clock has moved (shared/waiters/clock_call.c), a task that would be postponed
+ * Once the test clock has moved (shared/processes/clock_call.c), a task that would be postponed
  * because it was done or failed a moment ago runs at once, everything past its retention is deleted
  * in one pass, and the call is answered when nothing more is due.
  */
@@ -50,8 +50,8 @@
 #include "schedule/schedule.h"
 #include "shared/counts/counts.h"
 #include "shared/groups/groups.h"
+#include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
-#include "shared/waiters/waiters.h"
 #include "worker/worker.h"
 
 /* A count that was not completed is tried again after that. */
@@ -180,10 +180,10 @@ next_scheduled(void)
 
 /*
  * Schedules a queue for the time when the first of its tasks is due, but no earlier than
- * *since (mono), when none was; notes what there is to notify.
+ * since (mono), when none was; notes what there is to notify.
  */
 static void
-plan(const QueueStateView *view, void *since)
+plan(const QueueStateView *view, int64 since)
 {
 	int64 due = PG_INT64_MAX;
 
@@ -195,17 +195,27 @@ plan(const QueueStateView *view, void *since)
 
 		due = Min(due, when);
 	}
-	schedule_queue(idemq_qstate_index(view->qstate), due, *(int64 *) since);
+	schedule_queue(idemq_qstate_index(view->qstate), due, since);
+}
+
+/* Schedules all queues of this database. */
+static void
+plan_all(void)
+{
+	QueueStateView view = {0};
+
+	while (idemq_qstate_next(MyDatabaseId, &view))
+		plan(&view, looked_at);
 }
 
 /* Visits a queue state whose times have changed. */
 static void
-plan_marked(int qstate_index, void *arg)
+plan_marked(int qstate_index)
 {
 	QueueStateView view;
 
 	if (idemq_qstate_view(qstate_index, MyDatabaseId, &view))
-		plan(&view, &looked_at);
+		plan(&view, looked_at);
 	else
 		schedule_queue(qstate_index, PG_INT64_MAX, 0);
 }
@@ -221,12 +231,12 @@ plan_changed(void)
 	int64 offset_now = idemq_timestamp_from_mono(0);
 	int64 moved = offset_now - offset;
 	int64 now = idemq_mono_now();
-	bool all = idemq_due_queues_take(idemq_worker_index(idemq_worker_self()), plan_marked, NULL);
+	bool all = idemq_worker_take_marks(plan_marked);
 
 	if (all || moved >= CLOCK_MOVED)
 	{
 		offset = offset_now;
-		idemq_for_each_qstate(MyDatabaseId, plan, &looked_at);
+		plan_all();
 	}
 	looked_at = now;
 }
@@ -239,7 +249,6 @@ static void
 run_queue_tasks(int qstate_index)
 {
 	int first = scheduled_queues[qstate_index].stage;
-	int64 now;
 	QueueStateView view;
 	Slice slice;
 
@@ -256,9 +265,8 @@ run_queue_tasks(int qstate_index)
 			break;
 		}
 	}
-	now = idemq_mono_now();
 	if (idemq_qstate_view(qstate_index, MyDatabaseId, &view))
-		plan(&view, &now);
+		plan(&view, idemq_mono_now());
 }
 
 /*
@@ -297,17 +305,6 @@ run_due_queues(void)
 	return Min(next, until);
 }
 
-/* Makes due what a former worker may have known of a queue; ends a promotion it left open. */
-static void
-make_due(const QueueStateView *view, void *arg)
-{
-	static const DueKind kinds[] = {DUE_LEASE, DUE_READY, DUE_EXPIRY, DUE_HANDLER};
-
-	for (int i = 0; i < (int) lengthof(kinds); i++)
-		idemq_due_by(view->qstate, kinds[i], 0);
-	idemq_promote_pass_end(view->qstate);
-}
-
 /*
  * Makes every queue due: a queue without a state gets one, which asks for recovery.  Returns false
  * when that failed.
@@ -315,10 +312,20 @@ make_due(const QueueStateView *view, void *arg)
 static bool
 tasks_begin(void)
 {
+	QueueStateView view = {0};
+
 	if (!idemq_task_run(&discover_task, 0))
 		return false;
 	idemq_log_recovery_begins();
-	idemq_for_each_qstate(MyDatabaseId, make_due, NULL);
+	/* What a former worker may have known is due again; a promotion that it left open ends. */
+	while (idemq_qstate_next(MyDatabaseId, &view))
+	{
+		idemq_due_by(view.qstate, DUE_LEASE, 0);
+		idemq_due_by(view.qstate, DUE_READY, 0);
+		idemq_due_by(view.qstate, DUE_EXPIRY, 0);
+		idemq_due_by(view.qstate, DUE_HANDLER, 0);
+		idemq_promote_pass_end(view.qstate);
+	}
 	idemq_tick_begin();
 	idemq_history_begin();
 	if (scheduled_queues == NULL)
@@ -331,7 +338,7 @@ tasks_begin(void)
 	/* No queue state is scheduled. */
 	memset(scheduled_queues, 0, sizeof(ScheduledQueue) * (Size) idemq_max_queues);
 	pairingheap_reset(heap);
-	idemq_for_each_qstate(MyDatabaseId, plan, &looked_at);
+	plan_all();
 	return true;
 }
 
@@ -364,15 +371,13 @@ tasks_make_all_due(uint64 call)
 		(void) idemq_task_run_if_due(HISTORY, NULL);
 	}
 	last = call;
-	idemq_for_each_qstate(MyDatabaseId, plan, &looked_at);
+	plan_all();
 }
 
 /* Adds the kinds of tasks due by the target: of one queue, or of all if view is NULL. */
 static void
-add_left(const QueueStateView *view, void *arg)
+add_left(const QueueStateView *view, Left *left)
 {
-	Left *left = arg;
-
 	for (int i = 0; i < TASKS; i++)
 	{
 		if (IS_BY_TIME(tasks[i].kind) && idemq_task_is_left(&tasks[i], view, left->target))
@@ -439,8 +444,11 @@ idemq_tasks_do(void)
 		next = run_due_queues();
 		if (unlikely(call != 0))
 		{
+			QueueStateView view = {0};
+
 			add_left(NULL, &left);
-			idemq_for_each_qstate(MyDatabaseId, add_left, &left);
+			while (idemq_qstate_next(MyDatabaseId, &view))
+				add_left(&view, &left);
 		}
 	}
 	else

@@ -15,6 +15,7 @@
 #include "base/base.h"
 #include "job/job.h"
 #include "queue/queue.h"
+#include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 #include "worker/worker.h"

@@ -3,7 +3,7 @@
  *		The background worker of one database: it makes things prompt.
  *
  * It does what is due (worker/tasks.c), says until when it sleeps, and sleeps on its
- * latch.  Sessions wake it for what is due earlier (shared/waiters/worker_call.c says why no
+ * latch.  Sessions wake it for what is due earlier (shared/processes/worker_call.c says why no
  * wake-up is lost).  Nothing depends on it: without it, claims take back expired leases
  * and find what came due.
  *

@@ -73,7 +73,7 @@ typedef struct Task
 	TaskKind kind;
 	DueKind due;		  /* its time in the queue's state */
 	bool takes;			  /* that is taken before it runs, and set to 0 if it fails */
-	bool is_promote_pass; /* claims that find nothing wait for its end: promote_pass.c */
+	bool is_promote_pass; /* claims that find nothing wait for its end */
 	bool drops; /* what it could not do is dropped: it is not put off, and is logged rarely */
 	/* Returns when (mono) it is to run: PG_INT64_MAX for never, the past for now.  NULL: at due. */
 	int64 (*due_at)(const QueueStateView *view);

@@ -29,9 +29,8 @@
 #include "base/base.h"
 #include "shared/counts/counts.h"
 #include "shared/groups/groups.h"
-#include "shared/leases/leases.h"
+#include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
-#include "shared/waiters/waiters.h"
 #include "worker/worker.h"
 
 /* Maximum number of task errors logged per minute; a broken trigger may fail in every queue. */
@@ -132,18 +131,14 @@ idemq_log_test_clock(void)
 				"off, and restart the server."));
 }
 
-static void
-count_recovering(const QueueStateView *view, void *arg)
-{
-	*(int *) arg += idemq_due_at(view->qstate, DUE_RECOVERY) != PG_INT64_MAX;
-}
-
 static int
 queues_recovering(void)
 {
+	QueueStateView view = {0};
 	int count = 0;
 
-	idemq_for_each_qstate(MyDatabaseId, count_recovering, &count);
+	while (idemq_qstate_next(MyDatabaseId, &view))
+		count += idemq_due_at(view.qstate, DUE_RECOVERY) != PG_INT64_MAX;
 	return count;
 }
 

@@ -1,6 +1,6 @@
 /*
  * unfinished.pml
- *		src/shared/queue_states/unfinished.c with txn/pending_queues.c and job/room.c: a transaction gets
+ *		src/shared/counts/unfinished.c with txn/pending_queues.c and job/room.c: a transaction gets
  *		room for a new job only if the limit then holds, and the count is right when all have ended.
  *
  * One queue has a limit of 2, and one job.  Two sessions enqueue, the first also inside a savepoint.  A

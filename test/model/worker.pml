@@ -1,6 +1,6 @@
 /*
  * worker.pml
- *		src/shared/waiters/worker_call.c, due_queues.c and due_times.c, with the loops of
+ *		src/shared/processes/worker_call.c and due_times.c, with the loops of
  *		worker/worker.c, tasks.c and task_runner.c: nothing that is due is slept through.
  *
  * Two queues whose marks are in one word.  Three sessions with something to do each: of queue 0 at once,
@@ -40,7 +40,7 @@ bool failed = false;
 
 #define ALL_DONE (done[0] && (now == 0 || (done[1] && done[2])))
 
-/* idemq_due_queues_mark; a bit that is set is left alone: ensure_bit */
+/* idemq_worker_mark_queue; a bit that is set is left alone: ensure_bit */
 inline mark(queue, found)
 {
 	found = queue_bit[queue];
@@ -103,7 +103,7 @@ proctype session(byte i)
 
 inline barrier() { unseen == 255 }
 
-/* idemq_due_queues_take with plan_marked; every exchange is a barrier. */
+/* idemq_worker_take_marks with plan_marked; every exchange is a barrier. */
 inline take_marks()
 {
 	/* At first it is only read. */

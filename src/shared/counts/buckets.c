@@ -1,35 +1,36 @@
 /*
  * shared/counts/buckets.c
- *		The buckets of admission, in shared memory: what a rate limit has counted (base/rates.c),
- *		for each name in each database.
+ *		Admission buckets: what a rate limit has counted (base/rates.c) for each name in each
+ *		database.
  *
- * A bucket is found by 128 bits of its name's hash.  A call changes it under its spinlock, with the
- * partition locked shared, so calls to different buckets do not wait for each other.  A bucket in
- * which nothing counts any more answers as a new one would; when there is no room for another, all of
- * those are removed at once.
+ * A bucket is found by 128 bits of a hash of its name.  A call changes the bucket under its
+ * spinlock, while the partition is locked in shared mode, so calls to different buckets do not wait
+ * for each other.  A bucket in which nothing counts any more behaves like a new one.  When there is
+ * no room for another bucket, all such buckets are removed at once.
  *
- * The buckets of group_rate_limit (job/group_rate_limit.c) are among them.  If one is not there, as
- * after a restart, the caller says when it counted as used up.
+ * The buckets of group_rate_limit (job/group_rate_limit.c) are among them.  If such a bucket does
+ * not exist, for example after a restart, the caller says when the limit counts as used up.
  *
- * No holder gets the whole table: a holder, which is the groups of a queue, or admit in a database,
- * has half of it at most.  And no holder needs it: while there is no room, the names of a holder
- * that have no bucket share one, in the holder's cell.  Each call counts there as the fraction of
- * its own limit that it uses.  No limit is exceeded by that: what the cell has counted is at least
- * what the name itself has used, since each of its calls was charged to the bucket that it had, in
- * which nothing counts any more, or to the cell.  So a new bucket begins with what the cell has counted,
- * read under the partition's lock, exclusively; a call is charged to the cell with that lock held,
- * shared, and no bucket there.  Names without a bucket are limited more than they ask for, all
- * together as one of them; the calls of others have no part in that.  The names of admit have limits of their own:
- * so it has PERIODS cells in a database, by the order of magnitude of the period, and no name waits
- * for one whose period is more than PERIOD_RATIO times as long.
+ * A holder is a queue, with the buckets of its groups, or admit in a database.  Each holder has at
+ * most half of the table.  While there is no room, the names of a holder that have no bucket share
+ * an overflow bucket, in the holder's cell.  There, each call counts as the fraction of its own
+ * limit that it uses.  No limit is exceeded, because what the cell has counted is at least what
+ * each name has used: each of its calls was charged either to the bucket that it had, in which
+ * nothing counts any more, or to the cell.  So a new bucket begins with what the cell has counted,
+ * which is read while the partition is locked exclusively; and a call is charged to the cell while
+ * the partition is locked in shared mode, and contains no bucket of that name.  Names without a
+ * bucket are limited more than they ask for, all together like one of them; the calls of other
+ * names do not matter.  The names of admit have different limits, so admit has PERIODS cells per
+ * database, by the order of magnitude of the period, and no name waits because of a name whose
+ * period is more than PERIOD_RATIO times as long.
  *
- * A queue that loses its state loses its buckets with it, and the cell is empty.  The same holds
- * for a database that is dropped: another database may get its share, and so its cells.  Nothing
- * here is undone by a rollback, or known after a restart.
+ * A queue that loses its state loses its buckets with it, and its cell is emptied.  The same holds
+ * for a dropped database, because another database may get its share, and so its cells.  A rollback
+ * does not undo anything here, and nothing survives a restart.
  *
- * Locks: see README.md, level 4.  Each partition's lock covers its entries; the spinlock of an
- * entry or cell covers its rate, and is held for arithmetic alone.  All partitions are locked, in
- * order, to remove many entries.
+ * Locks: see src/shared/README.md, level 4.  The lock of a partition protects its entries.  The
+ * spinlock of an entry or a cell protects its rate, and is held only for arithmetic.  To remove
+ * many entries, all partitions are locked, in order.
  */
 #include "postgres.h"
 
@@ -44,17 +45,16 @@
 
 #include "base/base.h"
 #include "shared/counts/counts.h"
-#include "shared/leases/leases.h"
-#include "shared/waiters/waiters.h"
+#include "shared/processes/processes.h"
 
 #define BUCKET_PARTITIONS 16
-/* Cells by the order of magnitude of a period, which is below 2^62 ns. */
+/* Number of cells of admit; a period is below 2^62 ns. */
 #define PERIOD_BITS 2
 #define PERIOD_RATIO (1 << PERIOD_BITS)
 #define PERIODS (62 / PERIOD_BITS)
-/* The holders: the queue of each queue state; then admit, in each share of the databases. */
+/* Cells: one for each queue state; then PERIODS for admit in each share of the databases. */
 #define HOLDER_OF_ADMIT idemq_max_queues
-/* After all holders, the cell that counts the whole table. */
+/* The last cell counts the buckets of all holders. */
 #define ALL_HOLDERS (HOLDER_OF_ADMIT + LEASE_SHARES * PERIODS)
 
 typedef struct BucketKey
@@ -68,22 +68,22 @@ typedef struct BucketKey
 typedef struct Bucket
 {
 	BucketKey key;
-	int32 holder;	/* the holder's first cell, which counts this bucket; set once */
+	int32 holder;	/* index of the holder's first cell, which counts this bucket; set once */
 	slock_t mutex;	/* for the next field */
 	RateState rate; /* ns of the monotonic clock */
 } Bucket;
 
-/* A holder, and the bucket that its names without one share; locks: see the top of the file. */
+/* A holder, with its overflow bucket.  Locks: see the top of this file. */
 typedef struct Cell
 {
-	pg_atomic_uint32 count; /* of its buckets: bounds them exactly */
+	pg_atomic_uint32 count; /* number of its buckets */
 	slock_t mutex;			/* for the next field */
 	RateState rate;			/* as Bucket.rate, of RATE_SHARED */
 	/*
-	 * ns: an unsuccessful search found that each bucket counts something until then; 0: unknown.  It
-	 * does not hold for buckets that were added later, for which a removal made room: removals is
-	 * the count of removals at the time of the search.  Both are written with all partitions locked
-	 * exclusively, and read with one.
+	 * ns: an unsuccessful search found that each bucket counts something until then; 0: unknown.
+	 * It does not hold for buckets that were added later, for which a removal made room: removals
+	 * is the count of removals at the time of the search.  Both are written with all partitions
+	 * locked exclusively, and read with one.
 	 */
 	int64 next_sweep;
 	uint64 removals;
@@ -105,7 +105,6 @@ cell_count(void)
 	return ALL_HOLDERS + 1;
 }
 
-/* Makes locks and cells; their memory is zeros. */
 static void
 init_buckets(int tranche)
 {
@@ -145,7 +144,7 @@ typedef enum Removal
 	UNUSED /* of all holders, for one that needs room */
 } Removal;
 
-/* Removes buckets; returns whether there were any. */
+/* Removes buckets; returns whether any were removed. */
 static bool
 remove_buckets(Removal which, Oid database, int32 holder)
 {
@@ -194,7 +193,7 @@ typedef struct Address
 	LWLock *lock; /* of its partition */
 } Address;
 
-/* Returns the address of the bucket of that name in this database. */
+/* Returns the key, the hash and the partition of the bucket of a name in this database. */
 static Address
 address_of(const BucketName *name)
 {
@@ -207,7 +206,7 @@ address_of(const BucketName *name)
 	return at;
 }
 
-/* Locks a bucket's partition, shared; returns the bucket, NULL when it is not there. */
+/* Locks the partition of a bucket in shared mode; returns the bucket, or NULL. */
 static Bucket *
 lock_bucket(const Address *at)
 {
@@ -226,7 +225,7 @@ copy_rate(slock_t *mutex, const RateState *rate)
 	return copy;
 }
 
-/* Forgets what the names of a cell have used. */
+/* Empties the overflow bucket of a cell. */
 static void
 empty_cell(Cell *cell)
 {
@@ -236,9 +235,9 @@ empty_cell(Cell *cell)
 }
 
 /*
- * Enters a bucket that was not there, with what a cell has counted, which names without a bucket
- * share.  Without room it removes unused buckets, if there may be some.  Returns whether to look
- * again; false when there is no room.
+ * Adds a bucket that did not exist, with what the cell has counted.  If there is no room, removes
+ * unused buckets, if there may be any.  Returns whether the caller must look again; false: there is
+ * no room.
  */
 static bool
 buckets_enter(const Address *at, int32 holder, Cell *cell, const RateLimit *limit)
@@ -278,7 +277,10 @@ buckets_enter(const Address *at, int32 holder, Cell *cell, const RateLimit *limi
 	return bucket != NULL || (sweep && remove_buckets(UNUSED, InvalidOid, holder));
 }
 
-/* The longest window of the names that share a cell of admit with one of this window, in ns. */
+/*
+ * Returns the longest window (ns) of the names that share a cell of admit with a name of that
+ * window.
+ */
 static int64
 longest_window(int64 window)
 {
@@ -286,7 +288,10 @@ longest_window(int64 window)
 							 PERIOD_BITS);
 }
 
-/* Calls a bucket that is there, or else a cell, unless NULL; false when it called none. */
+/*
+ * Calls a bucket if it exists, or else a cell unless it is NULL; returns false if it called
+ * neither.
+ */
 static bool
 call_existing(const Address *at, const RateLimit *limit, int64 cost, Cell *cell, RateAnswer *answer)
 {
@@ -321,8 +326,8 @@ count_no_room(void)
 }
 
 /*
- * Calls the bucket of that name in this database; takes effect at once.  Counts when there was
- * no room for one of the name's own.
+ * Calls the bucket of a name in this database, or the overflow bucket if there is no room; takes
+ * effect at once.
  */
 void
 idemq_bucket_call(const BucketName *name, const RateLimit *limit, int64 cost, RateAnswer *answer)
@@ -351,7 +356,7 @@ typedef enum BucketUse
 	ASK
 } BucketUse;
 
-/* Charges a bucket, or asks it; false when the name has none of its own. */
+/* Charges or asks a bucket; returns false if the name has none of its own. */
 static bool
 use_bucket(BucketCharge *charge, const Address *at, const RateLimit *limit, BucketUse use)
 {
@@ -388,9 +393,9 @@ use_bucket(BucketCharge *charge, const Address *at, const RateLimit *limit, Buck
 }
 
 /*
- * Charges one to the bucket of that name in this database, if that is allowed; takes effect
- * at once.  Counts when there is no room for one of the name's own.  charge->used_up_at and
- * charge->qstate_index are given.
+ * Charges one to the bucket of a name in this database, or to the overflow bucket if there is no
+ * room, if that is allowed; takes effect at once.  The caller has set charge->used_up_at and
+ * charge->qstate_index.
  */
 void
 idemq_bucket_charge(const BucketName *name, const RateLimit *limit, BucketCharge *charge)
@@ -408,7 +413,7 @@ idemq_bucket_charge(const BucketName *name, const RateLimit *limit, BucketCharge
 	count_no_room();
 }
 
-/* Says in charge->answer whether a charge would be allowed. */
+/* Sets charge->answer to whether a charge would be allowed. */
 void
 idemq_bucket_ask(const BucketName *name, const RateLimit *limit, BucketCharge *charge)
 {
@@ -428,8 +433,8 @@ idemq_buckets_usage(void)
 }
 
 /*
- * Removes the buckets of a dropped database, and empties the cells of its share, unless others use
- * that share as well.  To be called before the share is freed.
+ * Removes the buckets of a dropped database, and empties the cells of its share, unless other
+ * databases use that share as well.  Must be called before the share is freed.
  */
 void
 idemq_buckets_forget_database(Oid database)
@@ -442,8 +447,8 @@ idemq_buckets_forget_database(Oid database)
 }
 
 /*
- * Removes the buckets of the queue that had the queue state of that index, so that the next queue
- * does not find them.
+ * Removes the buckets of the queue that had the state with that index, so that the next queue does
+ * not find them.
  */
 void
 idemq_buckets_forget_queue(int qstate_index)

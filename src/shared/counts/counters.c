@@ -1,39 +1,39 @@
 /*
  * shared/counts/counters.c
- *		Per queue, in shared memory: counters of what happened, histograms of how
- *		long it took, and gauges, the number of rows of each status.
+ *		Counters of what has happened in a queue, histograms of how long it took, and gauges: the
+ *		number of jobs with each status.
  *
- * A queue's counters are at the index of its state (shared/queue_states/queue_states.c).  They
- * change when a transaction has committed, by what txn/pending_queues.c has added up for it.
+ * The counters of a queue are at the index of its state (shared/queue_states/queue_states.c).  They
+ * change after a transaction has committed, by the changes that txn/pending_queues.c has added up
+ * for it.
  *
- * Counters and histograms only ever grow from zero.  Gauges need a base: they
- * are unknown when the queue gets its state.  From the first count on
+ * Counters and histograms only grow, from zero.  Gauges are unknown when the queue gets its state.
+ * From the first count on
  *
- *		gauge = rows that a snapshot S saw + changes by every committed
- *				transaction that S did not see
+ *		gauge = rows that a snapshot S saw + changes of every committed transaction that S did not
+ *		see
  *
- * which is the number of rows of the committed state whenever no transaction is
- * between its commit and its callback.  Nothing has to stand still for that:
+ * This is the number of rows in the committed state whenever no transaction is between its commit
+ * and its callback.  Other sessions may change rows during the count:
  *
- *	 - A transaction adds its changes after it has become visible, under a lock.
- *	   S is taken under all locks, exclusively: it sees every transaction that
- *	   has added before, and the gauges start from zero there.
- *	 - A transaction that adds later asks S, which was published under those locks,
- *	   whether S saw it.  If so, its rows are in the count, and its changes are not
- *	   added, however late it comes; if not, they are, during the count and after it.
- *	 - S stays published for its database until the next count replaces it.  The
- *	   new one sees all that the old one saw.
+ *	 - A transaction adds its changes after it has become visible, under a lock.  S is taken while
+ *	   all of these locks are held exclusively, so it sees every transaction that has added its
+ *	   changes before, and the gauges are then set to zero.
+ *	 - A transaction that adds its changes later checks whether S, which was published under the
+ *	   same locks, saw it.  If so, its rows are in the count, and its changes are not added, however
+ *	   late it comes.  If not, they are added, during the count and afterwards.
+ *	 - S remains published for its database until the next count replaces it.  The new snapshot sees
+ *	   everything that the old one saw.
  *
- * Transactions are known by their 64-bit ids, which never come again.  A change of
- * rows without a tally (COMMIT PREPARED) has the gauges unset, which also voids a
- * count that is under way.
+ * Transactions are identified by their 64-bit ids, which are never reused.  If rows change without
+ * having been counted (COMMIT PREPARED), the gauges become unknown, and a count in progress becomes
+ * void.
  *
- * Locks: see README.md, level 4.  All but the atomics is changed under all the locks,
- * exclusively, and read under any one.  A session that adds takes one of them, by its
- * proc number, shared, so that sessions do not meet on a lock's cache line.  Under the
- * locks, PostgreSQL's ProcArrayLock and XidGenLock are taken.
- *
- * What is called after commit or abort neither allocates nor raises.
+ * Locks: see src/shared/README.md, level 4.  Everything except the atomics is changed while all of
+ * the locks are held exclusively, and read while any one is held.  A session that adds changes
+ * takes one of them in shared mode, depending on its proc number, so that sessions do not contend
+ * for one cache line.  PostgreSQL's ProcArrayLock and XidGenLock are taken while the locks are
+ * held.  Functions that are called after commit or abort neither allocate nor raise errors.
  */
 #include "postgres.h"
 
@@ -47,45 +47,48 @@
 #include "base/base.h"
 #include "base/compat.h"
 #include "shared/counts/counts.h"
-#include "shared/waiters/waiters.h"
+#include "shared/processes/processes.h"
 
 #define COUNTER_LOCKS 16
-/* Databases whose gauges are known at a time. */
+/* Maximum number of databases whose gauges are known. */
 #define MAX_BASES 64
-/* Transactions that may be open when a count begins. */
+/* Maximum number of transactions that are open when a count begins. */
 #define MAX_OPEN 1000
 #define NO_COUNTER (-1)
-/* Counting takes 1/COUNT_SHARE of the time at most, and comes at most once a second. */
+/* Counting takes at most 1/COUNT_SHARE of the time, and begins at most once per second. */
 #define COUNT_SHARE 100
 #define COUNT_INTERVAL USECS_PER_SEC
 
-/* The snapshot of a database's last count.  Its locks, and QueueCounters': see above. */
+/*
+ * The snapshot S of a database's last count.  Locks: see the top of this file, as for
+ * QueueCounters.
+ */
 typedef struct CountBase
 {
 	Oid database;	  /* InvalidOid: free */
 	int32 counter;	  /* the session that counts; NO_COUNTER: none */
-	int64 next_count; /* mono: the next count comes no earlier */
-	uint64 xmin;	  /* with xmax: full transaction ids */
-	uint64 xmax;
-	int nopen;
-	TransactionId open[MAX_OPEN];
+	int64 next_count; /* mono: earliest time of the next count */
+	CountSnapshot snapshot;
+	TransactionId
+		open[MAX_OPEN]; /* transactions that S does not see, although they are below its xmax */
 } CountBase;
 
-/* Where the numbers of a queue stand. */
-#define GAUGE(status) (status)	 /* int64 */
-#define CHANGES JOB_STATUS_COUNT /* of the gauges; moves before they do */
+/* Indexes of the numbers of a queue. */
+#define GAUGE(status) (status) /* int64 */
+#define CHANGES                                                                                    \
+	JOB_STATUS_COUNT /* number of changes of the gauges; incremented before they change */
 #define COUNTER(counter) (CHANGES + 1 + (counter))
 #define TIMING(timing, bucket) (COUNTER(COUNTER_COUNT) + (timing) *HISTOGRAM_BUCKETS + (bucket))
 #define NUMBERS TIMING(TIMING_COUNT, 0)
 
-/* On cache lines of its own; what every transaction reads is on others than what it changes. */
+/* What every transaction reads and what every transaction changes are on different cache lines. */
 typedef struct QueueCounters
 {
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE) Oid database; /* InvalidOid: no queue's */
 	int32 queue_id;
-	bool known;	   /* the gauges are */
-	bool counting; /* a count under way will make them known */
-	int base;	   /* whose snapshot they rest on; -1: on none */
+	bool known;	   /* the gauges are known */
+	bool counting; /* a count in progress will make them known */
+	int base;	   /* index of the CountBase on whose snapshot they are based; -1: none */
 	TimestampTz since;
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE) pg_atomic_uint64 numbers[NUMBERS];
 } QueueCounters;
@@ -99,7 +102,7 @@ typedef struct CountersShared
 
 static CountersShared *counters_shared = NULL;
 
-/* Whether this session counts; since when (mono). */
+/* Whether this session is counting, and since when (mono). */
 static bool counting_here = false;
 static int64 count_began;
 
@@ -110,7 +113,6 @@ counters_init_counts(QueueCounters *queue)
 		pg_atomic_init_u64(&queue->numbers[i], 0);
 }
 
-/* Makes the counters; their memory is zeros. */
 static void
 init_counters(int tranche)
 {
@@ -141,7 +143,7 @@ add(QueueCounters *queue, int which, uint64 more)
 		pg_atomic_fetch_add_u64(&queue->numbers[which], (int64) more);
 }
 
-/* Returns the lock of this session's number. */
+/* Returns the lock that this session takes to add its changes. */
 static LWLock *
 own_lock(void)
 {
@@ -162,7 +164,7 @@ unlock_all(void)
 		LWLockRelease(&counters_shared->locks[i].lock);
 }
 
-/* Begins the counters of a queue that has got the state of that index. */
+/* Resets the counters of a queue that has got the state with that index. */
 void
 idemq_counters_reset(int index, Oid database, int32 queue_id)
 {
@@ -179,7 +181,7 @@ idemq_counters_reset(int index, Oid database, int32 queue_id)
 	unlock_all();
 }
 
-/* Ends the counters of a queue that has lost the state of that index. */
+/* Ends the counters of a queue that has lost the state with that index. */
 void
 idemq_counters_forget(int index)
 {
@@ -188,7 +190,7 @@ idemq_counters_forget(int index)
 	unlock_all();
 }
 
-/* Returns the base of a database; NULL when it has none.  A lock held. */
+/* Returns the base of a database, or NULL.  At least one of the locks must be held. */
 static CountBase *
 find_base(Oid database)
 {
@@ -201,8 +203,8 @@ find_base(Oid database)
 }
 
 /*
- * Frees what a database has, once its queues have lost their states: it is
- * dropped, or its jobs are truncated, and no session can be counting them.
+ * Frees the base of a database whose queues have lost their states, because it was dropped or its
+ * jobs were truncated.  No session can be counting its jobs.
  */
 void
 idemq_counters_forget_database(Oid database)
@@ -222,29 +224,51 @@ counters_is_of(const QueueCounters *queue, int32 queue_id)
 	return queue->database == MyDatabaseId && queue->queue_id == queue_id;
 }
 
-/* Returns whether the count saw the changes of a transaction that has committed. */
-static bool
-was_counted(const CountBase *base, uint64 xid)
+/*
+ * Records the snapshot of a count, and the transactions that were open in the array open, which
+ * must have room for snapshot->xcnt ids.  Never called during recovery, so snapshot->xip lists all
+ * of them.
+ */
+void
+idemq_count_snapshot_set(CountSnapshot *count, TransactionId *open, Snapshot snapshot)
 {
-	if (xid >= base->xmax)
+	FullTransactionId next = ReadNextFullTransactionId();
+	uint64 next_xid = U64FromFullTransactionId(next);
+	TransactionId next_low = XidFromFullTransactionId(next);
+
+	count->xmin = next_xid - (TransactionId) (next_low - snapshot->xmin);
+	count->xmax = next_xid - (TransactionId) (next_low - snapshot->xmax);
+	count->nopen = (int) snapshot->xcnt;
+	memcpy(open, snapshot->xip, count->nopen * sizeof(TransactionId));
+}
+
+/*
+ * Returns whether the snapshot of a count saw the changes of a committed transaction (a full id).
+ */
+bool
+idemq_count_snapshot_saw(const CountSnapshot *count, const TransactionId *open, uint64 xid)
+{
+	if (xid >= count->xmax)
 		return false;
-	for (int i = 0; xid >= base->xmin && i < base->nopen; i++)
+	for (int i = 0; xid >= count->xmin && i < count->nopen; i++)
 	{
-		if (base->open[i] == (TransactionId) xid)
+		if (open[i] == (TransactionId) xid)
 			return false;
 	}
 	return true;
 }
 
 /*
- * Adds what a committed transaction of this session has done to a queue whose queue state has that
- * index.  xid: the transaction's full id.  Adds nothing if the queue state is another queue's now.
+ * Adds the changes of a committed transaction of this session to the queue whose state has that
+ * index. xid: the transaction's full id.  Does nothing if the queue state belongs to another queue
+ * now.
  */
 void
 idemq_counters_add(int index, int32 queue_id, uint64 xid, const CounterDelta *delta)
 {
 	QueueCounters *queue = &counters_shared->queues[index];
 	LWLock *lock = own_lock();
+	const CountBase *base;
 
 	IDEMQ_STOP("idemq_counters_add");
 	LWLockAcquire(lock, LW_SHARED);
@@ -254,7 +278,8 @@ idemq_counters_add(int index, int32 queue_id, uint64 xid, const CounterDelta *de
 		return;
 	}
 	add(queue, CHANGES, 1);
-	if (queue->base < 0 || !was_counted(&counters_shared->bases[queue->base], xid))
+	base = queue->base < 0 ? NULL : &counters_shared->bases[queue->base];
+	if (base == NULL || !idemq_count_snapshot_saw(&base->snapshot, base->open, xid))
 	{
 		for (int i = 0; i < JOB_STATUS_COUNT; i++)
 			add(queue, GAUGE(i), (uint64) delta->gauges[i]);
@@ -271,7 +296,9 @@ idemq_counters_add(int index, int32 queue_id, uint64 xid, const CounterDelta *de
 	LWLockRelease(lock);
 }
 
-/* Copies the counters of a queue of this database; false when the queue state is another's now. */
+/*
+ * Copies the counters of a queue of this database; returns false if its state belongs to another.
+ */
 bool
 idemq_counters_read(int index, int32 queue_id, CounterView *view)
 {
@@ -299,8 +326,7 @@ idemq_counters_read(int index, int32 queue_id, CounterView *view)
 }
 
 /*
- * Makes the gauges of a queue known that this transaction has just created:
- * no other session can have a job in it.
+ * Makes the gauges of a queue known, because this transaction has just created it without any jobs.
  */
 void
 idemq_counters_set_empty(int index, int32 queue_id)
@@ -313,28 +339,11 @@ idemq_counters_set_empty(int index, int32 queue_id)
 	unlock_all();
 }
 
-/* Publishes a snapshot; false when too many transactions are open.  All locks held. */
-static bool
-publish(CountBase *base, Snapshot snapshot)
-{
-	FullTransactionId next = ReadNextFullTransactionId();
-	uint64 next_xid = U64FromFullTransactionId(next);
-	TransactionId next_low = XidFromFullTransactionId(next);
-
-	if (snapshot->xcnt > MAX_OPEN)
-		return false;
-	base->xmin = next_xid - (TransactionId) (next_low - snapshot->xmin);
-	base->xmax = next_xid - (TransactionId) (next_low - snapshot->xmax);
-	base->nopen = (int) snapshot->xcnt;
-	memcpy(base->open, snapshot->xip, base->nopen * sizeof(TransactionId));
-	return true;
-}
-
 /*
- * Begins a count of this database's jobs.  On COUNT_BEGUN *snapshot is the one to
- * count by, registered, and idemq_counters_end_count or _cancel_count must follow
- * before the transaction ends.  The caller has no transaction id, since otherwise the
- * snapshot would show what may be rolled back; and it holds a lock on idemq.jobs.
+ * Begins a count of this database's jobs.  If this returns COUNT_BEGUN, *snapshot is S, registered,
+ * and the transaction must call idemq_counters_end_count or idemq_counters_cancel_count.  The
+ * caller holds a lock on idemq.jobs, and has no transaction id, because otherwise the snapshot
+ * would show changes that may be rolled back.
  */
 CountStart
 idemq_counters_begin_count(Snapshot *snapshot)
@@ -349,7 +358,7 @@ idemq_counters_begin_count(Snapshot *snapshot)
 	{
 		base->database = MyDatabaseId;
 		base->counter = NO_COUNTER;
-		base->xmin = base->xmax = 0;
+		base->snapshot = (CountSnapshot){0};
 	}
 	if (base != NULL && base->counter != NO_COUNTER)
 		start = COUNT_BUSY;
@@ -357,15 +366,16 @@ idemq_counters_begin_count(Snapshot *snapshot)
 	{
 		base->next_count = idemq_mono_now() + COUNT_INTERVAL;
 		latest = GetLatestSnapshot();
-		if (publish(base, latest))
+		if (latest->xcnt <= MAX_OPEN)
 			start = COUNT_BEGUN;
 	}
 	if (start == COUNT_BEGUN)
 	{
+		idemq_count_snapshot_set(&base->snapshot, base->open, latest);
 		base->counter = IDEMQ_MY_PROC_NUMBER;
 		counting_here = true;
 		count_began = idemq_stopwatch();
-		/* The gauges of this database start from zero on it. */
+		/* From now on, the gauges of this database are based on S. */
 		for (int i = 0; i < idemq_max_queues; i++)
 		{
 			QueueCounters *queue = &counters_shared->queues[i];
@@ -385,15 +395,25 @@ idemq_counters_begin_count(Snapshot *snapshot)
 	return start;
 }
 
-/* Ends this session's count; counted: it has a result.  All locks held. */
+/*
+ * Ends this session's count, if it is counting.  completed: counts is the result; queues that are
+ * not in it have no jobs.
+ */
 static void
-finish_count(bool counted, const QueueCount *counts, int ncounts)
+finish_count(bool completed, const QueueCount *counts, int ncounts)
 {
-	CountBase *base = find_base(MyDatabaseId);
+	CountBase *base;
 
+	if (!counting_here)
+		return;
+	lock_all();
 	counting_here = false;
+	base = find_base(MyDatabaseId);
 	if (base == NULL || base->counter != IDEMQ_MY_PROC_NUMBER)
-		return; /* all was forgotten meanwhile */
+	{
+		unlock_all(); /* the database was forgotten in the meantime */
+		return;
+	}
 	for (int i = 0; i < ncounts; i++)
 	{
 		QueueCounters *queue = counts[i].index < 0 ? NULL
@@ -411,36 +431,31 @@ finish_count(bool counted, const QueueCount *counts, int ncounts)
 		if (queue->database != MyDatabaseId)
 			continue;
 		add(queue, CHANGES, 1);
-		queue->known |= counted && queue->counting;
+		queue->known |= completed && queue->counting;
 		queue->counting = false;
 	}
 	base->counter = NO_COUNTER;
 	base->next_count = idemq_mono_now() +
 					   Max(COUNT_INTERVAL, (idemq_stopwatch() - count_began) * COUNT_SHARE);
+	unlock_all();
 }
 
-/* Ends the count that this session began, with what it found; queues not in counts have no jobs. */
+/* Ends the count of this session with its result. */
 void
 idemq_counters_end_count(const QueueCount *counts, int ncounts)
 {
 	IDEMQ_STOP("idemq_counters_end_count");
-	lock_all();
 	finish_count(true, counts, ncounts);
-	unlock_all();
 }
 
-/* Ends a count that did not come to its end, if this session began one. */
+/* Ends the count of this session, if any, without a result. */
 void
 idemq_counters_cancel_count(void)
 {
-	if (!counting_here)
-		return;
-	lock_all();
 	finish_count(false, NULL, 0);
-	unlock_all();
 }
 
-/* Makes the gauges of a database unknown: rows changed without a tally (COMMIT PREPARED). */
+/* Makes the gauges of a database unknown, because rows have changed without having been counted. */
 void
 idemq_counters_unset_gauges(Oid database)
 {
@@ -454,26 +469,29 @@ idemq_counters_unset_gauges(Oid database)
 	idemq_worker_need_by(0);
 }
 
-/* Returns when (mono) this database is to be counted; PG_INT64_MAX: all its gauges are known. */
+/* Returns when (mono) this database must be counted; PG_INT64_MAX: all gauges are known. */
 int64
 idemq_counters_count_due_at(void)
 {
 	LWLock *lock = own_lock();
-	const CountBase *base;
+	bool all_known = true;
 	int64 due = PG_INT64_MAX;
 
 	if (RecoveryInProgress())
 		return due;
 	LWLockAcquire(lock, LW_SHARED);
-	for (int i = 0; i < idemq_max_queues && due > 0; i++)
+	for (int i = 0; i < idemq_max_queues && all_known; i++)
+		all_known = counters_shared->queues[i].database != MyDatabaseId ||
+					counters_shared->queues[i].known;
+	if (!all_known)
 	{
-		if (counters_shared->queues[i].database == MyDatabaseId &&
-			!counters_shared->queues[i].known)
+		const CountBase *base = find_base(MyDatabaseId);
+
+		if (base == NULL)
 			due = 0;
+		else
+			due = base->counter == NO_COUNTER ? base->next_count : idemq_mono_now() + USECS_PER_SEC;
 	}
-	base = find_base(MyDatabaseId);
-	if (due == 0 && base != NULL)
-		due = base->counter == NO_COUNTER ? base->next_count : idemq_mono_now() + USECS_PER_SEC;
 	LWLockRelease(lock);
 	return due;
 }

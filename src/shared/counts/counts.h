@@ -1,6 +1,7 @@
 /*
  * shared/counts/counts.h
- *		Counters, gauges, events for NOTIFY, and the buckets of admission.
+ *		Counters, gauges, unfinished jobs, shares of the lease table, events for NOTIFY, and
+ *		buckets.
  */
 #ifndef IDEMQ_SHARED_COUNTS_COUNTS_H
 #define IDEMQ_SHARED_COUNTS_COUNTS_H
@@ -13,54 +14,54 @@
 
 /*
  * counters.c
- *		What happened in a queue, and how many jobs it has, in shared memory.
+ *		What has happened in a queue, and how many jobs it has.
  */
 
-/* Events since the queue got its state, in the order of idemq_internal.queue_metrics(). */
+/* Counted since the queue got its state; in the order of idemq_internal.queue_metrics(). */
 typedef enum Counter
 {
 	COUNTER_ENQUEUED,
-	COUNTER_DUPLICATES, /* a refusal too */
+	COUNTER_DUPLICATES, /* also a refusal, as below */
 	COUNTER_CLAIMED,
 	COUNTER_COMMITTED,
-	COUNTER_FAILED, /* attempts, also the last of a job that is dead then */
+	COUNTER_FAILED, /* attempts, including the last one of a dead job */
 	COUNTER_DEAD,
 	COUNTER_RELEASED,
-	COUNTER_EXPIRED, /* leases reaped */
+	COUNTER_EXPIRED, /* leases that were reaped */
 	COUNTER_CANCELLED,
 	COUNTER_RETRIED,
 	COUNTER_REDRIVEN,
-	COUNTER_ROW_ONLY, /* claims whose lease had no room in the lease table */
+	COUNTER_ROW_ONLY, /* claims for which there was no room in the lease table */
 	COUNTER_PURGED,	  /* jobs deleted after their retention */
-	/* Refusals: counted when they are answered, by idemq_queue_count_refusal. */
-	COUNTER_STALE_COMMITS,	  /* commits with a token that is not the job's any more */
-	COUNTER_STALE_CALLS,	  /* other calls of workers with such a token */
-	COUNTER_REPEATED_COMMITS, /* commits of what was committed already */
-	COUNTER_RERUNS,			  /* finished jobs made ready for a later request */
+	/* Refusals, which idemq_queue_count_refusal counts at once: */
+	COUNTER_STALE_COMMITS,	  /* commits with an outdated token */
+	COUNTER_STALE_CALLS,	  /* other calls of workers with an outdated token */
+	COUNTER_REPEATED_COMMITS, /* commits of jobs that were committed already */
+	COUNTER_RERUNS,			  /* finished jobs that run again for a later request */
 	COUNTER_STEPS_DONE
 } Counter;
 
 #define COUNTER_COUNT 18
 #define COUNTER_BIT(counter) (1U << (counter))
 
-/* Lengths of time of which there is a histogram. */
+/* Durations for which there is a histogram. */
 typedef enum Timing
 {
-	TIMING_WAIT, /* ready to claimed, or committed once */
-	TIMING_RUN	 /* claimed to committed */
+	TIMING_WAIT, /* from ready to claimed, or to commit_once */
+	TIMING_RUN	 /* from claimed to committed */
 } Timing;
 
 #define TIMING_COUNT 2
 
-/* Some lengths of time; buckets outside of first to last are zero. */
+/* Durations to add to a histogram; the buckets outside of first to last are zero. */
 typedef struct TimingDelta
 {
-	int first; /* first > last: none */
+	int first; /* first > last: there are none */
 	int last;
 	uint32 buckets[HISTOGRAM_BUCKETS];
 } TimingDelta;
 
-/* What a transaction adds to a queue. */
+/* What a transaction adds to the counters of a queue. */
 typedef struct CounterDelta
 {
 	int64 gauges[JOB_STATUS_COUNT];
@@ -71,31 +72,42 @@ typedef struct CounterDelta
 /* A copy of a queue's counters. */
 typedef struct CounterView
 {
-	bool known; /* the gauges are */
+	bool known; /* the gauges are known */
 	TimestampTz since;
 	int64 gauges[JOB_STATUS_COUNT];
-	uint64 changes; /* of the gauges; read after them */
+	uint64 changes; /* number of changes of the gauges; read after them */
 	uint64 counters[COUNTER_COUNT];
 	uint64 timings[TIMING_COUNT][HISTOGRAM_BUCKETS];
 } CounterView;
 
-/* The jobs of one queue, counted by SQL. */
+/* The jobs of one queue, counted with SQL. */
 typedef struct QueueCount
 {
 	int32 queue_id;
-	int index; /* of its state, -1 for none */
+	int index; /* of its queue state; -1: none */
 	int64 jobs[JOB_STATUS_COUNT];
 } QueueCount;
 
 typedef enum CountStart
 {
 	COUNT_BEGUN,
-	COUNT_BUSY,	  /* another session counts this database */
-	COUNT_CROWDED /* too many transactions, or databases, at a time */
+	COUNT_BUSY,	  /* another session is counting the jobs of this database */
+	COUNT_CROWDED /* there are too many open transactions, or too many databases */
 } CountStart;
+
+/* The snapshot of a count.  The caller keeps the list of the transactions that were open. */
+typedef struct CountSnapshot
+{
+	uint64 xmin; /* full transaction ids */
+	uint64 xmax;
+	int nopen;
+} CountSnapshot;
 
 extern const ShmemPart idemq_counters_part;
 
+extern void idemq_count_snapshot_set(CountSnapshot *count, TransactionId *open, Snapshot snapshot);
+extern bool idemq_count_snapshot_saw(const CountSnapshot *count, const TransactionId *open,
+									 uint64 xid);
 extern void idemq_counters_reset(int index, Oid database, int32 queue_id);
 extern void idemq_counters_forget(int index);
 extern void idemq_counters_forget_database(Oid database);
@@ -111,21 +123,21 @@ extern int64 idemq_counters_count_due_at(void);
 
 /*
  * server_counts.c
- *		What is counted on the whole server, not by queue.
+ *		Counts for the whole server.
  */
 
-/* The name of each, which SQL sees, is in server_counts.c. */
+/* Their names for SQL are in server_counts.c. */
 typedef enum ServerCount
 {
 	COUNT_ONCE_FIRST,
 	COUNT_ONCE_REPEATED,
 	COUNT_PUBLISH_CALLS,
-	COUNT_PUBLISH_JOBS,	   /* that they have made */
-	COUNT_PUBLISH_SKIPPED, /* bindings */
+	COUNT_PUBLISH_JOBS,	   /* jobs that they have enqueued */
+	COUNT_PUBLISH_SKIPPED, /* bindings that they have skipped */
 	COUNT_ADMIT_ALLOWED,
 	COUNT_ADMIT_REFUSED,
-	COUNT_ADMIT_SHARED, /* calls without room for a bucket of their own */
-	/* How often something found no room in a table. */
+	COUNT_ADMIT_SHARED, /* calls for which there was no room for a bucket */
+	/* How often a table was full: */
 	COUNT_FULL_LEASES,
 	COUNT_FULL_BUCKETS,
 	COUNT_FULL_GROUPS,
@@ -175,15 +187,15 @@ typedef struct JobNews
 	int64 job_id;
 } JobNews;
 
-/* Events of a queue that are kept until they are notified. */
+/* Maximum number of events of a queue that are waiting to be sent. */
 #define NEWS_KEPT 128
 
-/* A copy of the events that are to be notified. */
+/* A copy of the events that are waiting to be sent. */
 typedef struct NewsBatch
 {
 	int count;
 	uint64 until; /* for idemq_notify_ring_sent */
-	uint64 lost;  /* events that found no room before these */
+	uint64 lost;  /* events that found no room */
 	JobNews news[NEWS_KEPT];
 } NewsBatch;
 
@@ -270,5 +282,78 @@ extern void idemq_bucket_ask(const BucketName *name, const RateLimit *limit, Buc
 extern TableUsage idemq_buckets_usage(void);
 extern void idemq_buckets_forget_database(Oid database);
 extern void idemq_buckets_forget_queue(int qstate_index);
+
+/*
+ * unfinished.c
+ *		The number of unfinished jobs of a queue with max_unfinished, including those that open
+ *		transactions have added.
+ */
+
+typedef enum RoomAnswer
+{
+	ROOM_TAKEN,
+	ROOM_FULL,
+	ROOM_UNKNOWN, /* the jobs must be counted first */
+	ROOM_COUNTING /* another session is counting the jobs */
+} RoomAnswer;
+
+/* Room that a transaction has taken in a queue, and the queue state and its life that count it. */
+typedef struct RoomTaken
+{
+	int64 jobs; /* 0: none, and the other fields are meaningless */
+	int32 qstate_index;
+	uint32 life;
+} RoomTaken;
+
+/* What is counted of a queue. */
+typedef struct UnfinishedView
+{
+	int64 jobs;	   /* committed unfinished jobs */
+	int64 taken;   /* room of all open transactions */
+	bool is_bound; /* jobs is a lower bound */
+} UnfinishedView;
+
+extern const ShmemPart idemq_unfinished_part;
+extern const ShmemPart idemq_unfinished_open_part;
+
+extern void idemq_unfinished_reset(int index, Oid database, int32 queue_id);
+extern void idemq_unfinished_forget(int index);
+extern void idemq_unfinished_unset_database(Oid database);
+extern bool idemq_unfinished_is_counted(const QueueState *qstate);
+extern RoomAnswer idemq_room_take(const QueueState *qstate, int32 queue_id, int64 jobs, int64 limit,
+								  RoomTaken *room);
+extern RoomAnswer idemq_room_peek(const QueueState *qstate, int32 queue_id, int64 jobs,
+								  int64 limit);
+extern void idemq_room_pass_on(int qstate_index, int64 jobs);
+extern void idemq_room_signal_again(const QueueState *qstate, int32 queue_id);
+extern void idemq_room_take_unasked(const QueueState *qstate, int32 queue_id, int64 jobs,
+									RoomTaken *room);
+extern void idemq_room_give_back(RoomTaken *room, int64 jobs);
+extern void idemq_unfinished_apply(const QueueState *qstate, int32 queue_id, uint64 xid,
+								   int64 added, RoomTaken *room);
+extern bool idemq_unfinished_begin_count(const QueueState *qstate, int32 queue_id, int64 limit,
+										 Snapshot *snapshot, int64 *bound);
+extern void idemq_unfinished_end_count(int64 jobs);
+extern void idemq_unfinished_cancel_count(void);
+extern bool idemq_unfinished_await_count(const QueueState *qstate, int32 queue_id, int64 until);
+extern bool idemq_unfinished_view(const QueueState *qstate, int32 queue_id, UnfinishedView *view);
+
+/*
+ * lease_shares.c
+ *		How many entries of the lease table each database may have.
+ */
+
+/* Number of shares, including the one that all other databases use together. */
+#define LEASE_SHARES 256
+
+extern const ShmemPart idemq_lease_shares_part;
+extern int idemq_lease_share_mine(void);
+extern int idemq_lease_share_take(bool limited);
+extern void idemq_lease_share_give_back(int share);
+extern bool idemq_lease_share_is_full(bool limited);
+extern int idemq_lease_share_of(Oid database);
+extern void idemq_lease_share_forget(Oid database);
+extern TableUsage idemq_leases_usage(void);
+extern TableUsage idemq_leases_usage_mine(void);
 
 #endif

@@ -26,7 +26,7 @@
  * queue without notify_finished never touches theirs, and the kernel gives them no memory unless it
  * uses huge pages.
  *
- * Locks: see README.md, level 4.  Each ring's spinlock covers its fields and its array.
+ * Locks: see src/shared/README.md, level 4.  Each ring's spinlock covers its fields and its array.
  * idemq_finished_ring_add is called after commit: it neither allocates nor raises.
  */
 #include "postgres.h"
@@ -36,8 +36,8 @@
 
 #include "base/base.h"
 #include "shared/counts/counts.h"
+#include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
-#include "shared/waiters/waiters.h"
 
 /* Every other field is under mutex. */
 typedef struct FinishedRing

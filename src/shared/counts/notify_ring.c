@@ -1,17 +1,17 @@
 /*
  * shared/counts/notify_ring.c
- *		Events of single jobs (lease expired, worker lost, dead) on their way to
- *		NOTIFY: a bounded ring for each queue that has a state.
+ *		Events of single jobs (lease expired, worker lost, dead) that are waiting to be sent with
+ *		NOTIFY: a ring of limited length per queue state.
  *
- * Only the background worker sends NOTIFY, so no producer takes the lock of the whole
- * server that PostgreSQL's PreCommit_Notify takes.  The worker copies a ring, sends, and lets
- * go of what it copied only after the commit of its NOTIFY: a worker that is killed in between
- * notifies twice rather than never.  That something became ready is not in the ring: it is a
- * time in the queue state (DUE_NOTIFY, worker/notify.c).  Events that find the ring full are
- * counted, and notified as one "overflow" event.
+ * Only the background worker sends NOTIFY, so a producer never takes the lock of the whole server
+ * that PostgreSQL's PreCommit_Notify takes.  The worker copies a ring, sends the events, and
+ * removes them from the ring only after the commit of its NOTIFY.  If the worker is killed in
+ * between, the events are sent twice, rather than never.  That jobs have become ready is not in the
+ * ring, but is the due time DUE_NOTIFY (worker/notify.c).  Events that find the ring full are
+ * counted, and sent as one "overflow" event.
  *
- * Locks: see README.md, level 4.  Each ring's spinlock covers its fields.
- * idemq_notify_ring_add is called after commit: it neither allocates nor raises.
+ * Locks: see src/shared/README.md, level 4.  The spinlock of a ring protects its fields.
+ * idemq_notify_ring_add is called after commit, and neither allocates nor raises errors.
  */
 #include "postgres.h"
 
@@ -20,22 +20,21 @@
 
 #include "base/base.h"
 #include "shared/counts/counts.h"
+#include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
-#include "shared/waiters/waiters.h"
 
-/* Every other field is under mutex. */
+/* mutex protects the other fields. */
 typedef struct Ring
 {
 	slock_t mutex;
-	uint64 head; /* events added so far */
-	uint64 tail; /* of these, notified */
-	uint64 lost; /* events that found no room, and are not notified yet */
+	uint64 head; /* number of events added so far */
+	uint64 tail; /* number of these that have been sent */
+	uint64 lost; /* events that found no room, and have not been reported yet */
 	JobNews news[NEWS_KEPT];
 } Ring;
 
 static Ring *rings = NULL;
 
-/* Makes the rings; their memory is zeros. */
 static void
 init_rings(int tranche)
 {
@@ -55,7 +54,7 @@ ring_of(const QueueState *qstate)
 	return &rings[idemq_qstate_index(qstate)];
 }
 
-/* Empties the ring of a queue state that another queue gets. */
+/* Empties the ring at that index for the next queue. */
 void
 idemq_notify_ring_reset(int qstate_index)
 {
@@ -67,6 +66,7 @@ idemq_notify_ring_reset(int qstate_index)
 	SpinLockRelease(&ring->mutex);
 }
 
+/* Adds an event of a queue; called after commit. */
 void
 idemq_notify_ring_add(QueueState *qstate, int32 queue_id, const JobNews *news)
 {
@@ -85,7 +85,7 @@ idemq_notify_ring_add(QueueState *qstate, int32 queue_id, const JobNews *news)
 	idemq_worker_need_for_queue(qstate, idemq_mono_now() + idemq_notify_delay * INT64CONST(1000));
 }
 
-/* Returns whether a queue has events to notify. */
+/* Returns whether a queue has events to send. */
 bool
 idemq_notify_ring_waiting(const QueueState *qstate)
 {
@@ -98,6 +98,7 @@ idemq_notify_ring_waiting(const QueueState *qstate)
 	return waiting;
 }
 
+/* Copies all events of a queue to *batch. */
 void
 idemq_notify_ring_copy(const QueueState *qstate, NewsBatch *batch)
 {
@@ -112,7 +113,7 @@ idemq_notify_ring_copy(const QueueState *qstate, NewsBatch *batch)
 	SpinLockRelease(&ring->mutex);
 }
 
-/* Lets go of what idemq_notify_ring_copy copied, once its NOTIFY has committed. */
+/* Removes the events that idemq_notify_ring_copy has copied, after the commit of their NOTIFY. */
 void
 idemq_notify_ring_sent(const QueueState *qstate, const NewsBatch *batch)
 {

@@ -1,17 +1,18 @@
 /*
  * shared/counts/server_counts.c
- *		What is counted on the whole server, since its start: calls that have no queue, and so
- *		no queue state in which they could be counted, and tables in shared memory that had no room.
+ *		Counts for the whole server since its start: calls that have no queue, and so no queue state
+ *		in which they could be counted, and how often a table in shared memory was full.
  *
- * An answer is counted when it is given, and a rollback does not undo it.
+ * A result is counted when it is returned; a rollback does not undo that.
  *
- * The server's log also says which table is full (worker/worker_log.c).  A session that finds
- * it full mostly cannot say it there: it holds locks, or its transaction is over.  So it notes
- * its database, once in SAID_PAUSE for each table; that database's worker takes the note when
- * it is awake next.  A note of one database replaces another's: the table is the server's, and
- * one line is enough.  Without a worker nothing is logged, but the counts are there.
+ * The background worker also logs which table is full (worker/worker_log.c).  The session that
+ * finds a table full usually cannot log it, because it holds locks, or because its transaction is
+ * over.  So it writes a note with its database, at most once per SAID_PAUSE for each table, and the
+ * worker of that database takes the note when it is next awake.  A note of one database replaces a
+ * note of another, because the table belongs to the whole server, and one log line is enough.
+ * Without a worker, nothing is logged, but the counts are still right.
  *
- * Locks: none, atomics only.  Nothing here allocates or raises.
+ * Locks: none, only atomics.  Nothing here allocates or raises errors.
  */
 #include "postgres.h"
 
@@ -24,9 +25,9 @@
 #include "base/compat.h"
 #include "shared/counts/counts.h"
 
-/* Sessions count on as many cache lines, so that they do not meet on one. */
+/* Number of cache lines over which sessions are spread, to avoid contention. */
 #define STRIPES 16
-/* A table is said to be full once in so many seconds. */
+/* Minimum number of seconds between two log lines for the same table. */
 #define SAID_PAUSE (USECS_PER_MINUTE / USECS_PER_SEC)
 #define TABLES (SERVER_COUNTS - COUNT_FULL_LEASES)
 
@@ -45,8 +46,9 @@ typedef struct CountsShared
 		pg_attribute_aligned(PG_CACHE_LINE_SIZE) pg_atomic_uint64 counts[SERVER_COUNTS];
 	} stripes[STRIPES];
 	/*
-	 * Of each table: the database whose worker is to say that it was full, or InvalidOid; in the
-	 * upper half the second (mono) at which that was said last, 0: never.
+	 * For each table: in the lower half, the database whose worker must log that the table was
+	 * full, or InvalidOid; in the upper half, when that was last logged (mono, in seconds; 0:
+	 * never).
 	 */
 	pg_atomic_uint64 full[TABLES];
 } CountsShared;
@@ -67,7 +69,7 @@ const ShmemPart idemq_server_counts_part = {.area = (void **) &server_counts_sha
 											.size = sizeof(CountsShared),
 											.init = server_counts_init};
 
-/* Counts something that has happened so many times. */
+/* Adds to a count. */
 void
 idemq_count(ServerCount what, uint64 times)
 {
@@ -75,7 +77,7 @@ idemq_count(ServerCount what, uint64 times)
 		&server_counts_shared->stripes[IDEMQ_MY_PROC_NUMBER % STRIPES].counts[what], times);
 }
 
-/* Returns how often it has happened since the start of the server. */
+/* Returns a count since the start of the server. */
 int64
 idemq_count_read(ServerCount what)
 {
@@ -87,8 +89,8 @@ idemq_count_read(ServerCount what)
 }
 
 /*
- * Counts that a table had no room for something of this database.  Returns true when that is
- * news, and the caller is to wake the worker.
+ * Counts that a table had no room for something of this database.  Returns true if the caller must
+ * wake the worker, which will log it.
  */
 bool
 idemq_count_full(ServerCount table)
@@ -101,12 +103,12 @@ idemq_count_full(ServerCount table)
 	if ((Oid) note == MyDatabaseId ||
 		(said != 0 && idemq_mono_now() / USECS_PER_SEC - said < SAID_PAUSE))
 		return false;
-	/* If another's note comes first, that one will do. */
+	/* If another session has written a note in the meantime, its note suffices. */
 	return pg_atomic_compare_exchange_u64(full, &note,
 										  (note & ~(uint64) PG_UINT32_MAX) | MyDatabaseId);
 }
 
-/* Drops the notes of a dropped database. */
+/* Removes the notes of a dropped database. */
 void
 idemq_count_forget_database(Oid database)
 {
@@ -120,7 +122,7 @@ idemq_count_forget_database(Oid database)
 	}
 }
 
-/* Returns whether this database's worker is to say that a table was full, and takes the note. */
+/* Takes the note of a table; returns whether this database's worker must log that it was full. */
 bool
 idemq_count_take_full(ServerCount table)
 {

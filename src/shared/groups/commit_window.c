@@ -1,28 +1,29 @@
 /*
  * shared/groups/commit_window.c
- *		Transactions that are about to lower the low-water marks of FIFO groups, in shared memory.
+ *		Commit windows: transactions that are about to lower the low-water marks of FIFO groups.
  *
- * A transaction lowers low-water marks by its marks, which it sets group by group after it has
- * become visible.  In between a low-water mark is too high for a session that sees the transaction.
- * So it enters its queue's commit window before it is visible, with the least id to which it may
- * lower a low-water mark, and leaves when all its marks are set.  A check begins no higher than the
- * commit window's least id (the proof is in shared/groups/groups.c).
+ * A transaction lowers low-water marks through its marks, which it sets group by group after it has
+ * become visible.  In between, a low-water mark is too high for a session that sees the
+ * transaction.  So a transaction enters the commit window of its queue before it is visible, with
+ * the least id to which it may lower a low-water mark, and leaves when all its marks are set.  A
+ * check begins no higher than the least id in the commit window (groups.c has the proof).
  *
- * There is a commit window per queue, not per group: a group that has no entry when the
- * transaction enters may have one, and a low-water mark, when it becomes visible.  A commit window
- * belongs to the index of a queue state, whichever queue has that state; what the writers of a
- * former queue left there is only too low, and only for a moment.  For queues without a state,
- * which may get one in the meantime, and for COMMIT PREPARED, which may concern any queue, the
- * database has a commit window; databases may share one.
+ * There is one commit window per queue, not per group, because a group that has no entry when the
+ * transaction enters may have one, with a low-water mark, when the transaction becomes visible.  A
+ * commit window belongs to the index of a queue state, whichever queue has it; ids of a former
+ * queue's writers are merely too low, and only for a moment.  For COMMIT PREPARED, which may
+ * concern any queue, and for queues without a state, which may get one in the meantime, there is a
+ * commit window for the database; several databases may share one.
  *
- * Under constant traffic there is always a writer in the commit window.  If one least id stood for
- * all of them it would never rise again, and each check would begin as far back as the earliest of
- * them.  So there are two generations, each with its writers and their least id.  A writer enters
- * the newer one; when the older one is empty it becomes the newer one first, without an id.  So an
- * id counts until the writers of one generation have left, and then those of the next one.
+ * Under constant load, there is always a writer in the commit window.  If all writers shared one
+ * least id, it would never rise, and each check would begin as far back as the earliest of them.
+ * Therefore there are two generations, each with its writers and their least id.  A writer enters
+ * the newer one.  When the older one has no writers, it first becomes the newer one, without an
+ * id.  So an id counts only until the writers of its generation have left, and then those of the
+ * next generation.
  *
- * Locks: the spinlock of each commit window, under which nothing else is done.  Leaving
- * neither allocates nor raises.
+ * Locks: the spinlock of each commit window, for a few instructions.  Leaving neither allocates nor
+ * raises errors.
  */
 #include "postgres.h"
 
@@ -33,7 +34,7 @@
 #include "shared/groups/groups.h"
 #include "shared/queue_states/queue_states.h"
 
-/* Those of queues, at the indexes of their states; after them those of databases. */
+/* The commit windows of queues, at the indexes of their states; then those of databases. */
 static CommitWindow *commit_windows = NULL;
 
 static int
@@ -58,7 +59,7 @@ const ShmemPart idemq_commit_windows_part = {.area = (void **) &commit_windows,
 											 .lies_in = AREA_QUEUES,
 											 .init = commit_window_init};
 
-/* Returns the number of the commit window of a queue state or, when it is NULL, of the database. */
+/* Returns the number of the commit window of a queue state, or, if it is NULL, of a database. */
 int
 idemq_commit_window_of(const QueueState *qstate, Oid database)
 {
@@ -68,7 +69,7 @@ idemq_commit_window_of(const QueueState *qstate, Oid database)
 
 /*
  * Enters a commit window, with the least id to which the caller may lower a low-water mark, or
- * GROUP_DROP_LOW_WATER; returns the generation to leave.
+ * GROUP_DROP_LOW_WATER.  Returns the generation, for idemq_commit_window_leave.
  */
 int
 idemq_commit_window_enter(int number, int64 id)
@@ -86,7 +87,7 @@ idemq_commit_window_enter(int number, int64 id)
 	return newer;
 }
 
-/* Lowers a commit window that the caller is in to one more id. */
+/* Lowers the least id of a commit window that the caller has entered. */
 void
 idemq_commit_window_lower(int number, int generation, int64 id)
 {
@@ -97,7 +98,7 @@ idemq_commit_window_lower(int number, int generation, int64 id)
 	SpinLockRelease(&window->lock);
 }
 
-/* Leaves a commit window: all marks are set, or the transaction has aborted. */
+/* Leaves a commit window, when all marks are set, or when the transaction has aborted. */
 void
 idemq_commit_window_leave(int number, int generation)
 {
@@ -109,28 +110,25 @@ idemq_commit_window_leave(int number, int generation)
 	SpinLockRelease(&window->lock);
 }
 
-static int64
-least_in(int number)
-{
-	CommitWindow *window = &commit_windows[number];
-	int64 least;
-
-	SpinLockAcquire(&window->lock);
-	least = Min(window->least[0], window->least[1]);
-	SpinLockRelease(&window->lock);
-	return least;
-}
-
 /*
  * Returns the least id to which a transaction in the commit windows of a queue and its database may
- * lower a low-water mark, GROUP_DROP_LOW_WATER or GROUP_KEEP_LOW_WATER.  Among these are all
- * transactions that the caller's snapshot shows and that have not set all their marks.
+ * lower a low-water mark, GROUP_DROP_LOW_WATER or GROUP_KEEP_LOW_WATER.  This includes every
+ * transaction that the caller's snapshot shows and that has not set all its marks.
  */
 int64
 idemq_commit_window_least(const QueueState *qstate, Oid database)
 {
-	int64 of_database = least_in(idemq_commit_window_of(NULL, database));
-	int64 of_queue = least_in(idemq_commit_window_of(qstate, database));
+	const int numbers[] = {idemq_commit_window_of(NULL, database),
+						   idemq_commit_window_of(qstate, database)};
+	int64 least = GROUP_KEEP_LOW_WATER;
 
-	return Min(of_database, of_queue);
+	for (int i = 0; i < (int) lengthof(numbers); i++)
+	{
+		CommitWindow *window = &commit_windows[numbers[i]];
+
+		SpinLockAcquire(&window->lock);
+		least = Min(least, Min(window->least[0], window->least[1]));
+		SpinLockRelease(&window->lock);
+	}
+	return least;
 }

@@ -6,14 +6,15 @@
  * for room.  Committed jobs are counted in the rows at each enqueue (job/group_room.c).  The last
  * transaction that gives its room back removes the entry, so a group at rest has no entry.
  *
- * Let U be the number of committed unfinished jobs of a group, and A(T) the number of unfinished jobs
- * that an open transaction T has added to it, less those that it has ended.  The limit holds for U plus
- * every A(T) above 0.  An enqueue by T
+ * Let U be the number of committed unfinished jobs of a group, and A(T) the number of unfinished
+ * jobs that an open transaction T has added to it, less those that it has ended.  The limit holds
+ * for U plus every A(T) above 0.  An enqueue by T
  *	 - adds to the entry the room that T lacks, so that T's room is at least A(T) with the new job,
  *	   and reads the sum in the entry, in one step;
  *	 - then takes a snapshot S, and counts U as S shows it, ignoring the changes of T itself;
  *	 - is refused, and gives that room back, if U plus the sum exceeds the limit.
- * T keeps its room until its commit is visible, or until the enqueue that took the room is rolled back.
+ * T keeps its room until its commit is visible, or until the enqueue that took the room is rolled
+ * back.
  *
  * Assume that T is allowed to add a job.  For any other transaction R that has or had room in the
  * group, there are three cases:
@@ -21,17 +22,18 @@
  *	 - R has given its room back before that.  If R has committed, its commit was visible before it
  *	   gave the room back, so S, which is taken later, shows R's jobs.  Otherwise R has rolled back.
  *	 - R adds to the entry later.  Then either R reads T's room in the entry, or R's snapshot shows
- *	   T's jobs.  So of two enqueues for the last place, the later one to add to the entry is refused.
+ *	   T's jobs.  So of two enqueues for the last place, the later one to add to the entry is
+ *	   refused.
  * A job is counted twice, in S and in the sum, only between the commit of its transaction and the
  * callback that follows.  A refused enqueue is in the sum until it has given its room back.  So an
- * enqueue can be refused even though there is room only while another transaction that enqueues into
- * the group is open or has just committed.
+ * enqueue can be refused even though there is room only while another transaction that enqueues
+ * into the group is open or has just committed.
  *
  * Jobs that are never refused need no room: once they are committed, S shows them.
  *
- *		Model: test/model/group_room.pml; two enqueues, one of them inside a savepoint, and the other
- *		after a job that was added before the limit was known; one that uses the room of a job that it
- *		ends; and a job that is added without asking.
+ *		Model: test/model/group_room.pml; two enqueues, one of them inside a savepoint, and the
+ *		other after a job that was added before the limit was known; one that uses the room of a job
+ *		that it ends; and a job that is added without asking.
  *
  * The groups of one queue can use at most half of the table.  If there is no free entry, the caller
  * raises an error, because an enqueue that is not in the table might exceed the limit.
@@ -39,9 +41,9 @@
  * An entry is found by 128 bits of a keyed hash of the group's name.  Two groups with the same hash
  * would share their room, but only the server can compute the hash.
  *
- * Locks: see README.md, level 4.  Each partition has a lock for its entries, and no session waits for
- * anything while it holds one, except that idemq.check() takes all of them, in order.  Functions that
- * are called after commit and abort neither allocate nor raise.
+ * Locks: see README.md, level 4.  Each partition has a lock for its entries, and no session waits
+ * for anything while it holds one, except that idemq.check() takes all of them, in order.
+ * Functions that are called after commit and abort neither allocate nor raise.
  */
 #include "postgres.h"
 
@@ -55,7 +57,7 @@
 #include "base/base.h"
 #include "shared/counts/counts.h"
 #include "shared/groups/groups.h"
-#include "shared/waiters/waiters.h"
+#include "shared/processes/processes.h"
 
 #define ROOM_PARTITIONS 16
 
@@ -84,7 +86,6 @@ used_count(void)
 	return idemq_max_queues + 1;
 }
 
-/* Initializes locks and counts; their memory is zeroed. */
 static void
 init_group_room(int tranche)
 {
@@ -109,7 +110,7 @@ const ShmemPart idemq_group_room_part = {.area = (void **) &group_room_shared,
 										 .entry_size = sizeof(RoomEntry),
 										 .partitions = ROOM_PARTITIONS};
 
-/* Makes the key of a group; name: text, not NULL. */
+/* Sets the key of a group; name: text, not NULL. */
 void
 idemq_group_room_key(GroupRoomKey *key, int32 queue_id, Datum name)
 {
@@ -128,7 +129,10 @@ room_lock(uint32 hash)
 	return &group_room_shared->locks[hash % ROOM_PARTITIONS].lock;
 }
 
-/* Enters a group that has no entry; returns NULL if none is free.  The lock must be held exclusively. */
+/*
+ * Enters a group that has no entry; returns NULL if none is free.  The lock must be held
+ * exclusively.
+ */
 static RoomEntry *
 room_enter(const GroupRoomKey *key, uint32 hash, int32 holder)
 {
@@ -158,8 +162,8 @@ room_enter(const GroupRoomKey *key, uint32 hash, int32 holder)
 
 /*
  * Takes room for jobs in a group, regardless of the limit, and sets *sum to the room that all open
- * transactions have there, including this one.  Returns false, and takes no room, if there is no free
- * entry.
+ * transactions have there, including this one.  Returns false, and takes no room, if there is no
+ * free entry.
  */
 bool
 idemq_group_room_take(const QueueState *qstate, const GroupRoomKey *key, int64 jobs, int64 *sum)

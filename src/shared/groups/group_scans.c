@@ -1,18 +1,18 @@
 /*
  * shared/groups/group_scans.c
- *		Scans of all groups, and of all children, of a queue, for when marks may be missing.
+ *		Scans of all groups, or all children, of a queue, for when marks may be missing.
  *
- * A session takes a scan, takes a snapshot after that, and does what the scan is for; after an
- * error the scan is asked for again (txn/pending_groups.c).  A scan of groups is taken whole.  One
- * of children is taken in slices (ChildrenScan), by any session: it goes round the children in the
- * order of their ids.
+ * A session takes a scan, then takes a snapshot, and then does what the scan is for.  After an
+ * error, the scan is requested again (txn/pending_groups.c).  A scan of groups is taken as a
+ * whole.  A scan of children is taken in slices (ChildrenScan), by any session; it visits the
+ * children in the order of their ids, and wraps around until it reaches the point where it began.
  *
- * No child is missed.  Call W a session that asks for a scan, of what was visible before.  If W comes
- * while a slice is under way, which may not show it, the scan goes round again from where that slice
- * stops, and so comes to the children of that slice as well.  If the slices of two sessions
- * overlap, the scan goes round again.
+ * No child is missed.  Let W be a session that requests a scan because of something that is visible
+ * already.  If W comes during a slice whose snapshot may not show that, the scan goes around once
+ * more from where that slice stops, and so visits the children of that slice again.  If the slices
+ * of two sessions overlap, the scan also goes around once more.
  *
- * Locks: that of shared/groups/groups.c, which also has the times when scans are due.
+ * Locks: the lock of groups.c, which also protects the times at which scans are due.
  */
 #include "postgres.h"
 
@@ -20,16 +20,16 @@
 
 #include "base/base.h"
 #include "shared/groups/groups.h"
-#include "shared/waiters/waiters.h"
+#include "shared/processes/processes.h"
 
-/* Returns whether all groups of a queue must be checked now; then the caller must do it. */
+/* Returns whether all groups of a queue must be checked now; if so, the caller must do it. */
 bool
 idemq_groups_take_scan(const QueueState *qstate, int32 queue_id)
 {
 	GroupQueue *queue;
 	bool wanted;
 
-	idemq_groups_lock(LW_EXCLUSIVE);
+	LWLockAcquire(&idemq_groups->lock, LW_EXCLUSIVE);
 	queue = idemq_group_queue_of(qstate, MyDatabaseId, queue_id);
 	wanted = queue != NULL && queue->scan_at <= idemq_mono_now();
 	if (wanted)
@@ -37,13 +37,13 @@ idemq_groups_take_scan(const QueueState *qstate, int32 queue_id)
 		queue->scan_at = PG_INT64_MAX;
 		idemq_group_queue_note_due(queue);
 	}
-	idemq_groups_unlock();
+	LWLockRelease(&idemq_groups->lock);
 	return wanted;
 }
 
 /*
- * Returns whether children of a queue must be looked at now, and which; then the caller must look
- * at some of them, by a snapshot that it takes after that, and call idemq_groups_leave_children.
+ * Returns whether children of a queue must be checked now, and sets *scan to which.  If so, the
+ * caller must take a snapshot, check some of them, and call idemq_groups_leave_children.
  */
 bool
 idemq_groups_take_children(const QueueState *qstate, int32 queue_id, ChildrenScan *scan)
@@ -51,7 +51,7 @@ idemq_groups_take_children(const QueueState *qstate, int32 queue_id, ChildrenSca
 	GroupQueue *queue;
 	bool wanted;
 
-	idemq_groups_lock(LW_EXCLUSIVE);
+	LWLockAcquire(&idemq_groups->lock, LW_EXCLUSIVE);
 	queue = idemq_group_queue_of(qstate, MyDatabaseId, queue_id);
 	wanted = queue != NULL && queue->children_at <= idemq_mono_now();
 	if (wanted)
@@ -67,12 +67,12 @@ idemq_groups_take_children(const QueueState *qstate, int32 queue_id, ChildrenSca
 		if (queue->children_at_end)
 			scan->until = queue->children_stop;
 	}
-	idemq_groups_unlock();
+	LWLockRelease(&idemq_groups->lock);
 	return wanted;
 }
 
 /*
- * Ends a slice of a scan of children, which has marked those that a look would change.  Unless the
+ * Ends a slice of a scan of children, which has marked the children that need a change.  Unless the
  * scan is over, its next slice is due at once.
  */
 void
@@ -81,12 +81,12 @@ idemq_groups_leave_children(const QueueState *qstate, int32 queue_id, const Chil
 	GroupQueue *queue;
 	bool is_over = true;
 
-	idemq_groups_lock(LW_EXCLUSIVE);
+	LWLockAcquire(&idemq_groups->lock, LW_EXCLUSIVE);
 	queue = idemq_group_queue_of(qstate, MyDatabaseId, queue_id);
 	if (queue != NULL)
 	{
 		is_over = scan->at_end && (queue->children_at_end || queue->children_stop == PG_INT64_MIN);
-		/* Another session has taken a slice meanwhile, by another snapshot: goes round again. */
+		/* Another session has taken a slice in the meantime, with another snapshot. */
 		if (queue->children_from != scan->from)
 		{
 			queue->children_again = true;
@@ -103,13 +103,13 @@ idemq_groups_leave_children(const QueueState *qstate, int32 queue_id, const Chil
 			queue->children_at = 0;
 		idemq_group_queue_note_due(queue);
 	}
-	idemq_groups_unlock();
+	LWLockRelease(&idemq_groups->lock);
 	if (!is_over)
 		idemq_worker_need_by(0);
 }
 
 /*
- * Asks for a scan of all groups of a queue, its children, or both, at once or when marks may find
+ * Requests a scan of all groups of a queue, of its children, or both; later: when marks may find
  * room.
  */
 void
@@ -117,10 +117,10 @@ idemq_groups_want_scan(const QueueState *qstate, int32 queue_id, uint32 what, bo
 {
 	GroupQueue *queue;
 
-	idemq_groups_lock(LW_EXCLUSIVE);
+	LWLockAcquire(&idemq_groups->lock, LW_EXCLUSIVE);
 	queue = idemq_group_queue_of(qstate, MyDatabaseId, queue_id);
 	if (queue != NULL)
 		idemq_group_queue_want_scan(queue, what, later);
-	idemq_groups_unlock();
+	LWLockRelease(&idemq_groups->lock);
 	idemq_worker_need_by(later ? idemq_mono_now() + LEASE_BUSY_RETRY : 0);
 }

@@ -15,23 +15,23 @@
 
 /*
  * groups.c
- *		Which FIFO groups may need a head, in shared memory.
+ *		Which FIFO groups may need a head, and which session gives each of them one.
  */
 
 #define GROUP_NAME 116
 
-/* Kind of a key: a group, or the mark of a job with dependencies (shared/groups/dependencies.c). */
+/* Kind of a key: a group, or the mark of a job with dependencies (dependencies.c). */
 typedef enum GroupKind
 {
 	KIND_GROUP,
-	KIND_LONG_NAME, /* a group whose name is longer than GROUP_NAME: in its place is a hash of it */
-	/* marks: in place of the name is the job's id */
+	KIND_LONG_NAME, /* a group whose name is longer than GROUP_NAME; name is a hash of it */
+	/* marks; name is the job's id */
 	KIND_CHILD,
 	KIND_FAILURE,
 	KIND_PARENT
 } GroupKind;
 
-/* A group: compared and hashed as bytes. */
+/* A group or a mark; compared and hashed as bytes. */
 typedef struct GroupKey
 {
 	Oid database;
@@ -42,32 +42,32 @@ typedef struct GroupKey
 } GroupKey;
 
 /*
- * Where a check of a group may begin: no job that is, or may become, its head has a
- * ready_at below heads, and no blocked job has an id below blocked; or else a session
- * is about to mark the group, which lowers the low-water mark.
+ * Where a check of a group may begin.  No job that is, or may become, its head has a ready_at below
+ * heads, and no blocked job has an id below blocked, unless a session is about to mark the group,
+ * which lowers the low-water mark.
  */
 typedef struct GroupLowWater
 {
 	TimestampTz heads;
 	int64 blocked;
-	TimestampTz last; /* with permits: no job that has one is later than this, or than now */
+	TimestampTz last; /* with permits: no job that has one is later than this, or later than now */
 } GroupLowWater;
 
 #define GROUP_NO_LOW_WATER ((GroupLowWater){DT_NOBEGIN, PG_INT64_MIN, DT_NOBEGIN})
 
-/* Instead of an id to which a low-water mark is lowered: it stays as it is; it is dropped. */
+/* In place of an id to which a low-water mark is lowered: keep it unchanged; drop it. */
 #define GROUP_KEEP_LOW_WATER PG_INT64_MAX
 #define GROUP_DROP_LOW_WATER PG_INT64_MIN
 
-/* The promoter of a group that has none. */
+/* The group has no promoter. */
 #define NOBODY (-1)
 
 typedef enum GroupList
 {
 	LIST_NONE,	  /* owned */
-	LIST_WAITING, /* to be checked */
-	LIST_DELAYED, /* to be checked from the queue's delayed_until on */
-	LIST_IDLE	  /* here for its low-water mark alone */
+	LIST_WAITING, /* must be checked */
+	LIST_DELAYED, /* must be checked at delayed_until of its queue */
+	LIST_IDLE	  /* kept only for its low-water mark */
 } GroupList;
 
 /* Every field is under the table's lock. */
@@ -76,38 +76,38 @@ typedef struct GroupEntry
 	GroupKey key;
 	int32 promoter; /* proc number, or NOBODY */
 	bool again;		/* marked since it got its promoter */
-	bool limited;	/* when it was last checked, all its permits were taken, and a job waited */
+	bool limited;	/* at the last check, all its permits were taken, and a job waited for one */
 	GroupList list;
 	GroupLowWater low_water;
-	int64
-		lowered; /* since it got its promoter: to an id, GROUP_KEEP_LOW_WATER or GROUP_DROP_LOW_WATER */
+	int64 lowered;	 /* since it got its promoter: an id, GROUP_KEEP_... or GROUP_DROP_LOW_WATER */
 	dlist_node node; /* in a list of its queue, or in the list of idle groups */
 } GroupEntry;
 
 /*
- * Transactions about to lower low-water marks; every field is under the spinlock (commit_window.c).
+ * Transactions that are about to lower low-water marks.  lock protects every field
+ * (commit_window.c).
  */
 typedef struct CommitWindow
 {
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE) slock_t lock;
-	int newer;		/* the generation that is entered: 0 or 1 */
-	int writers[2]; /* by generation */
-	int64 least[2]; /* an id, or GROUP_DROP_LOW_WATER; GROUP_KEEP_LOW_WATER without writers */
+	int newer;		/* the generation that writers enter: 0 or 1 */
+	int writers[2]; /* number of writers in each generation */
+	int64 least[2]; /* an id, or GROUP_DROP_LOW_WATER; without writers, GROUP_KEEP_LOW_WATER */
 } CommitWindow;
 
-/* Commit windows for the databases, which share them by their OIDs. */
+/* Number of commit windows for databases; several may share one. */
 #define DATABASE_COMMIT_WINDOWS 16
 
-/* The worker's passes of promotion; no lock (promote_pass.c). */
+/* The worker's promotion passes; no lock (promote_pass.c). */
 typedef struct PromotePass
 {
-	pg_atomic_uint32 number; /* grows with each begin and end; odd: one is under way */
+	pg_atomic_uint32 number; /* incremented at each begin and end; odd during a pass */
 	ConditionVariable over;
 } PromotePass;
 
 /*
- * The groups of one queue, at the index of its state, that are to be checked.  Every
- * field but the last is under the table's lock; the time when they are due is in the queue state
+ * The groups of one queue that must be checked, at the index of its state.  The table's lock
+ * protects every field except pass.  The queue state contains the time at which they are due
  * (DUE_GROUPS).
  */
 typedef struct GroupQueue
@@ -116,23 +116,33 @@ typedef struct GroupQueue
 	int32 queue_id;
 	dlist_head waiting;
 	dlist_head delayed;
-	int64 delayed_until; /* mono: those in delayed are to be checked */
-	int64 scan_at;		 /* mono: all are to be checked; PG_INT64_MAX: never */
-	int64 children_at;	 /* mono: the same of the queue's children; a scan of them: */
-	int64 children_from; /* children from that id on are next */
-	int64 children_stop; /* it began there, and stops there once it has come to the end */
-	bool children_at_end;
-	bool children_again; /* it was asked for since its last slice was taken: goes round again */
+	int64 delayed_until;  /* mono: when the groups in delayed must be checked */
+	int64 scan_at;		  /* mono: when all groups must be checked; PG_INT64_MAX: never */
+	int64 children_at;	  /* mono: when the scan of the queue's children must continue */
+	int64 children_from;  /* the children with this id or a greater one are next */
+	int64 children_stop;  /* the scan began there, and stops there after it has wrapped around */
+	bool children_at_end; /* the scan has wrapped around */
+	bool children_again;  /* requested since the last slice was taken, so it goes around again */
 	PromotePass pass;
 } GroupQueue;
 
-/* What a scan covers, as bits. */
+/* What a scan covers; bits. */
 #define SCAN_GROUPS 1
 #define SCAN_CHILDREN 2
 
-extern GroupQueue *idemq_group_queue_at(int index);
-extern void idemq_groups_lock(LWLockMode mode);
-extern void idemq_groups_unlock(void);
+typedef struct GroupsShared
+{
+	LWLock lock;							  /* protects everything except GroupQueue.pass */
+	int count;								  /* groups in the hash table */
+	int dependency_marks;					  /* marks of jobs with dependencies in it */
+	int nidle;								  /* groups that are idle */
+	int nlimited;							  /* groups that are limited */
+	dlist_head idle;						  /* the group that has been idle longest comes first */
+	GroupQueue queues[FLEXIBLE_ARRAY_MEMBER]; /* idemq_max_queues */
+} GroupsShared;
+
+extern GroupsShared *idemq_groups;
+
 extern GroupQueue *idemq_group_queue_of(const QueueState *qstate, Oid database, int32 queue_id);
 extern void idemq_group_queue_note_due(GroupQueue *queue);
 extern void idemq_group_queue_want_scan(GroupQueue *queue, uint32 what, bool later);
@@ -148,11 +158,11 @@ extern int64 idemq_groups_limited(Oid database, int32 queue_id);
 extern TableUsage idemq_groups_usage(void);
 extern int idemq_groups_marked(void);
 
-/* A group that this session has taken, to check it. */
+/* A group that this session has taken in order to check it. */
 typedef struct GroupTaken
 {
 	GroupKey key;
-	GroupLowWater low_water; /* stored at its release; checks use idemq_group_low_water */
+	GroupLowWater low_water; /* stored when it is released; checks use idemq_group_low_water */
 } GroupTaken;
 
 typedef enum GroupOwn
@@ -164,10 +174,10 @@ typedef enum GroupOwn
 
 typedef enum GroupRelease
 {
-	GROUP_DONE,	   /* it has a head, or no job: nothing to do until it is marked again */
-	GROUP_LIMITED, /* the same: all its permits are taken, and a job waits for one */
-	GROUP_AGAIN,   /* to be checked again, at once */
-	GROUP_LATER	   /* to be checked again, when the holder of its next job may have let it go */
+	GROUP_DONE,	   /* it has a head, or no jobs: nothing to do until it is marked again */
+	GROUP_LIMITED, /* the same, because all its permits are taken, and a job waits for one */
+	GROUP_AGAIN,   /* must be checked again at once */
+	GROUP_LATER	   /* must be checked again later, because another session holds its next job */
 } GroupRelease;
 
 extern void idemq_group_key(GroupKey *key, int32 queue_id, const char *name, int length);
@@ -185,13 +195,13 @@ extern void idemq_group_release(QueueState *qstate, const GroupTaken *group, Gro
 
 /*
  * A slice of a scan of a queue's children, in the order of their ids.  A scan begins where the last
- * one stopped, goes on at the least id when it has come to the end, and stops where it began.  So
- * one that is asked for while another one is under way costs no more than going round once more.
+ * one stopped, wraps around at the end, and stops where it began.  So a scan that is requested
+ * during another one only makes it go around once more.
  */
 typedef struct ChildrenScan
 {
-	int64 from;	 /* the children to look at: from that id on, */
-	int64 until; /* to that one, exclusive */
+	int64 from;	 /* the children to check: from this id */
+	int64 until; /* to this id, exclusive */
 	int64 next;	 /* where the slice has stopped */
 	bool at_end; /* or there are no more of these children */
 } ChildrenScan;
@@ -209,7 +219,7 @@ extern void idemq_groups_want_scan(const QueueState *qstate, int32 queue_id, uin
  *		The room that open transactions have taken in groups of queues with group_max_unfinished.
  */
 
-/* A group: compared and hashed as bytes. */
+/* A group; compared and hashed as bytes. */
 typedef struct GroupRoomKey
 {
 	Oid database;
@@ -227,7 +237,7 @@ extern TableUsage idemq_group_room_usage(void);
 
 /*
  * promote_pass.c
- *		Passes of promotion by the background worker.
+ *		Promotion passes of the background worker.
  */
 
 extern void idemq_promote_pass_begin(const QueueState *qstate);
@@ -237,10 +247,10 @@ extern void idemq_promote_pass_await(const QueueState *qstate);
 
 /*
  * dependencies.c
- *		Which jobs may have parents or children, in shared memory.
+ *		Which jobs may have parents or children.
  */
 
-/* What is marked, beside the groups of a queue. */
+/* What is marked, other than groups. */
 typedef enum DependencyMark
 {
 	DEPENDENCY_CHILD = KIND_CHILD,	   /* of a child: its parents may be done */

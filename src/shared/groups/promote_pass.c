@@ -1,17 +1,16 @@
 /*
  * shared/groups/promote_pass.c
- *		Passes of promotion by the background worker, in shared memory.
+ *		Promotion passes of the background worker.
  *
- * While the worker has taken marks of groups (shared/groups/groups.c), and the heads that it
- * promotes are not visible yet, a claim that finds nothing would say that there is
- * nothing.  Such a claim therefore waits for the end of the pass and scans again.  So a session
- * that has committed a head, or enqueued the first job of a group, finds the next job by its next
- * claim.
+ * After the worker has taken the marks of groups (groups.c), and before the heads that it promotes
+ * are visible, a claim would find nothing and return no job.  Therefore a claim that finds nothing
+ * waits for the end of the current pass, and scans again.  So a session that has committed a head,
+ * or has enqueued the first job of a group, finds the next job in its next claim.
  *
- * A pass is one short transaction that waits for no row.  A worker that dies in it
- * costs such claims PASS_PATIENCE each, until the next worker ends the pass.
+ * A pass is one short transaction that waits for no row.  If a worker dies during a pass, such
+ * claims wait for PASS_PATIENCE each, until the next worker ends the pass.
  *
- * Locks: none, atomics and condition variables.
+ * Locks: none, only atomics and condition variables.
  */
 #include "postgres.h"
 
@@ -23,23 +22,23 @@
 #include "shared/groups/groups.h"
 #include "shared/queue_states/queue_states.h"
 
-/* The longest time that a claim waits for the end of the worker's pass, in microseconds. */
+/* Maximum time for which a claim waits for the end of a pass, in microseconds. */
 #define PASS_PATIENCE INT64CONST(50000)
 
 static PromotePass *
 pass_of(const QueueState *qstate)
 {
-	return &idemq_group_queue_at(idemq_qstate_index(qstate))->pass;
+	return &idemq_groups->queues[idemq_qstate_index(qstate)].pass;
 }
 
-/* Begins a pass of the worker, or takes over one that a former worker has left open. */
+/* Begins a pass, or takes over one that a former worker has left open. */
 void
 idemq_promote_pass_begin(const QueueState *qstate)
 {
 	(void) pg_atomic_fetch_or_u32(&pass_of(qstate)->number, 1);
 }
 
-/* Ends a pass, if one is under way: its transaction is over. */
+/* Ends the current pass, if any; called after its transaction has ended. */
 void
 idemq_promote_pass_end(const QueueState *qstate)
 {
@@ -52,8 +51,8 @@ idemq_promote_pass_end(const QueueState *qstate)
 }
 
 /*
- * Returns a number that moves when a pass begins and when it ends: a claim that has read it,
- * scanned and found nothing, and then reads another number, scans again.
+ * Returns a number that changes when a pass begins and when it ends.  A claim that reads it, finds
+ * nothing, and then reads another number must scan again.
  */
 uint32
 idemq_promote_pass_number(const QueueState *qstate)
@@ -61,7 +60,7 @@ idemq_promote_pass_number(const QueueState *qstate)
 	return pg_atomic_fetch_add_u32(&pass_of(qstate)->number, 0);
 }
 
-/* Waits for the end of the pass that is under way, if there is one: PASS_PATIENCE at most. */
+/* Waits for the end of the current pass, if any, but for at most PASS_PATIENCE. */
 void
 idemq_promote_pass_await(const QueueState *qstate)
 {

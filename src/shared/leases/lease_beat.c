@@ -1,36 +1,36 @@
 /*
  * shared/leases/lease_beat.c
- *		What a worker says and hears of its lease: heartbeats, how far they reach, that it has
- *		ended, and cancels, of which its process hears at once.
+ *		Heartbeats, how a worker ends its own lease, and how a worker is told that its job is being
+ *		cancelled.
  *
- * How far: an entry has a limit, the queue's job_timeout after the commit of its claim.  No
- * deadline is beyond it (idemq_lease_set_deadline is the one place that moves one ahead), so
- * the lease ends then, however often it was renewed, and is taken back like any other:
- * attached or not, with heartbeats or without.  A heartbeat before the limit moves the
- * deadline to it at most, and answers current; from the limit on it moves nothing, and says
- * so.  The attempt may still commit, until another has the job.
+ * Heartbeats: an entry has a limit, the queue's job_timeout after the commit of its claim.  No
+ * deadline is beyond the limit (idemq_lease_set_deadline is the only function that sets a
+ * deadline), so the lease ends then, however often it was renewed, and is taken back like any
+ * other, whether it is attached or not.  A heartbeat before the limit moves the deadline to the
+ * limit at most, and succeeds; a heartbeat after the limit moves nothing, and reports that.  The
+ * attempt may still commit, until another worker has the job.
  *
- * Cancels: a cancel has to write the job's row, and waits while a transaction of the worker
- * holds it (assert_current, fence, checkpoint, or a commit that came before its effect).
- * So it first counts itself in the entry of that attempt, wakes the session that holds the
- * lease, and tells the listener of its process (shared/waiters/listeners.c).  The worker's next
- * heartbeat, perhaps from another session, is told, and so is a caller of
- * idemq_lease_is_cancelled.  revoke_lease and drop_queue do the same.  The worker rolls back, and the
- * cancel has the row.  A commit is not refused: the first of the two to come has the row, as ever.
+ * Cancels: a cancel must write the job's row, and waits while a transaction of the worker holds it
+ * (after assert_current, fence, checkpoint, or an early commit of the job).  So the cancel first
+ * counts itself in the entry of the attempt, wakes the session that has the lease, and tells the
+ * listener of its process (shared/waiters/listeners.c).  The worker's next heartbeat, perhaps in
+ * another session, reports the cancel, and so does idemq_lease_is_cancelled.  revoke_lease and
+ * drop_queue do the same.  The worker then rolls back, and the cancel gets the row.  A commit is
+ * not refused: as always, the first of the two that comes gets the row.
  *
- *	 - The mark is of one (job, token).  It is no signal: a process that has gone on to
- *	   another job has another token, and is not met.  The latch only wakes the process, and
- *	   says nothing.
- *	 - It lasts as long as the canceller's transaction.  If that commits, the entry goes, and
- *	   the job is cancelled.  If it aborts, the mark goes, and heartbeats are current again;
- *	   the worker may have rolled back for nothing.  It releases the job (job/finish.c), or
- *	   the job is taken back at its lease's end.
- *	 - It is counted, for several may cancel at once.  An entry that is taken over by a
- *	   transaction that ends the attempt, and restored, begins at 0: then a cancel that waits
- *	   is as it would be without an entry, which every cancel has to bear.
+ *	 - The mark belongs to one attempt (job, token).  A process that has moved on to another job has
+ *	   another token, and is not affected.  The latch only wakes the process.
+ *	 - The mark lasts as long as the cancelling transaction.  If that commits, the entry is removed,
+ *	   and the job is cancelled.  If it aborts, the mark is removed, and heartbeats succeed again;
+ *	   the worker may have rolled back for nothing.  It releases the job (job/finish.c), or the job
+ *	   is taken back when the lease ends.
+ *	 - Several sessions may cancel at once, so the marks are counted.  If a transaction that ends
+ *	   the attempt takes over the entry, and the entry is then restored, its count begins at 0.
+ *	   Then a waiting cancel is in the same situation as without an entry, which every cancel must
+ *	   handle anyway.
  *
- * Locks: see README.md, level 1.  idemq_lease_unmark_cancel is called after commit or abort,
- * and neither allocates nor raises.
+ * Locks: see src/shared/README.md, level 1.  idemq_lease_unmark_cancel is called after commit or
+ * abort, and neither allocates nor raises errors.
  */
 #include "postgres.h"
 
@@ -40,12 +40,10 @@
 #include "base/base.h"
 #include "base/compat.h"
 #include "shared/leases/leases.h"
+#include "shared/processes/processes.h"
 #include "shared/waiters/waiters.h"
 
-/*
- * Starts a lease again from now, of length microseconds or, when that is 0, of
- * its own length.
- */
+/* Renews a lease from now on, for length microseconds, or, if that is 0, for its own length. */
 LeaseBeat
 idemq_lease_beat(int64 job_id, int64 token, int64 length)
 {
@@ -80,8 +78,8 @@ idemq_lease_beat(int64 job_id, int64 token, int64 length)
 }
 
 /*
- * Ends the lease of an attempt that its worker has ended while somebody holds the row.  Once
- * nobody does, a reaper writes the row as loss says (job/reap.c).
+ * Ends the lease of an attempt that its worker has ended while another transaction holds the row.
+ * Afterwards, a reaper writes the row as loss says (job/reap.c).
  */
 void
 idemq_lease_hand_over(int64 job_id, int64 token, LeaseLoss loss)
@@ -102,9 +100,10 @@ idemq_lease_hand_over(int64 job_id, int64 token, LeaseLoss loss)
 }
 
 /*
- * Tells the worker of that token that an open transaction cancels its job, or takes it back.  Returns
- * false if there is no entry of that token, and so nothing to undo.  If several transactions do so,
- * the first tells the process.  Without at_once, only a heartbeat finds the mark.
+ * Tells the worker with a token that an open transaction is cancelling its job, or taking it back.
+ * Returns false if there is no entry with this token, and so nothing to undo.  If several
+ * transactions do so, the first one tells the process.  Without at_once, the worker finds out with
+ * its next heartbeat.
  */
 bool
 idemq_lease_mark_cancel(int64 job_id, int64 token, bool at_once)
@@ -155,8 +154,8 @@ idemq_lease_unmark_cancel(int64 job_id, int64 token, bool aborted)
 }
 
 /*
- * Returns the key of the process that has the attempt of that token; 0: it is not known, or its worker
- * has given the attempt up.
+ * Returns the key of the process that has the attempt of that token; 0: it is not known, or its
+ * worker has given the attempt up.
  */
 uint64
 idemq_lease_process(int64 job_id, int64 token)
@@ -169,7 +168,7 @@ idemq_lease_process(int64 job_id, int64 token)
 	return process;
 }
 
-/* Returns whether an open transaction cancels the job of that token. */
+/* Returns whether an open transaction is cancelling an attempt. */
 bool
 idemq_lease_is_cancelled(int64 job_id, int64 token)
 {

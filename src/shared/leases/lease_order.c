@@ -1,18 +1,18 @@
 /*
  * shared/leases/lease_order.c
- *		The order of a partition's lease entries: by database, queue, when due, and job.
- *		So the leases of a queue that have ended come first among its own, and a search for
- *		the leases of a queue, or of a database, meets no other's.
+ *		The order of the lease entries in a partition: by database, queue, due time and job.  The
+ *		expired leases of a queue come first among the queue's entries, and a search for the leases
+ *		of a queue or a database reads no other entries.
  *
- * It is a treap: a search tree by that order, and a heap by the hash values of the
- * entries, which are as good as random, so that its depth is a small multiple of the
- * logarithm of the number of entries, whatever the order in which they come and go.
- * No memory of its own, no rotations, no way up: an entry is found from the root by what
- * orders it.  Hence the one rule: key, queue_id, due and hash of an entry do not change
- * while it is in the tree (idemq_lease_place, idemq_lease_unplace).
+ * The entries form a treap: a search tree by that order, and a heap by their hash values.  These
+ * are as good as random, so the depth is a small multiple of the logarithm of the number of
+ * entries, in whatever order entries come and go.  The tree needs no memory of its own and no
+ * rotations.  An entry is found from the root by its position in the order.  Therefore the key,
+ * queue_id, due and hash of an entry must not change while it is in the tree (idemq_lease_place,
+ * idemq_lease_unplace).
  *
- * Locks: the partition's, held by the caller; exclusively to add and to remove.  Nothing
- * here allocates or raises.
+ * Locks: the caller holds the lock of the partition, exclusively to add or remove an entry.
+ * Nothing here allocates or raises errors.
  */
 #include "postgres.h"
 
@@ -43,7 +43,7 @@ idemq_lease_order_add(Lease **root, Lease *lease)
 		link = comes_before(lease, *link) ? &(*link)->before : &(*link)->after;
 	node = *link;
 	*link = lease;
-	/* What was there is split: it comes below the new entry, on one side or the other. */
+	/* Splits the subtree that was there: its parts become the two subtrees of the new entry. */
 	while (node != NULL)
 	{
 		if (comes_before(node, lease))
@@ -75,7 +75,7 @@ idemq_lease_order_remove(Lease **root, Lease *lease)
 		Assert(*link != NULL);
 		link = comes_before(lease, *link) ? &(*link)->before : &(*link)->after;
 	}
-	/* Its two subtrees become one in its place. */
+	/* Joins the two subtrees of the entry in its place. */
 	while (before != NULL && after != NULL)
 	{
 		if (before->hash >= after->hash)
@@ -94,27 +94,12 @@ idemq_lease_order_remove(Lease **root, Lease *lease)
 	*link = before != NULL ? before : after;
 }
 
-/* Returns the first entry of a database; NULL when it has none. */
-Lease *
-idemq_lease_order_first(Lease *root, Oid database)
-{
-	Lease *first = NULL;
-
-	while (root != NULL)
-	{
-		if (root->key.database == database)
-			first = root;
-		root = root->key.database < database ? root->after : root->before;
-	}
-	return first;
-}
-
 /*
- * Returns where an entry lies: -1 before the entries of a queue (with 0, of a database), 0 among
- * them, 1 after them.
+ * Returns -1 if an entry comes before those of a queue (with queue_id 0, of a database), 0 if it is
+ * one of them, 1 if it comes after them.
  */
 static int
-lies(const Lease *lease, Oid database, int32 queue_id)
+side_of(const Lease *lease, Oid database, int32 queue_id)
 {
 	if (lease->key.database != database)
 		return lease->key.database < database ? -1 : 1;
@@ -123,24 +108,36 @@ lies(const Lease *lease, Oid database, int32 queue_id)
 	return lease->queue_id < queue_id ? -1 : 1;
 }
 
-/*
- * Visits the entries of a queue, or with 0 of all queues of a database, in order, until
- * visit returns false.  visit must not change what orders them.  Returns false if it did.
- */
-bool
-idemq_lease_order_walk(Lease *root, Oid database, int32 queue_id, LeaseVisit visit, void *arg)
+/* Returns the first entry of a queue, or with queue_id 0 of a database; NULL if there is none. */
+Lease *
+idemq_lease_order_first(Lease *root, Oid database, int32 queue_id)
 {
+	Lease *first = NULL;
+
 	while (root != NULL)
 	{
-		int side = lies(root, database, queue_id);
+		int side = side_of(root, database, queue_id);
 
-		if (side >= 0 && !idemq_lease_order_walk(root->before, database, queue_id, visit, arg))
-			return false;
-		if (side == 0 && !visit(root, arg))
-			return false;
-		if (side > 0)
-			return true;
-		root = root->after;
+		if (side == 0)
+			first = root;
+		root = side < 0 ? root->after : root->before;
 	}
-	return true;
+	return first;
+}
+
+/* Returns the entry after one of a queue, or with queue_id 0 of a database; NULL after the last. */
+Lease *
+idemq_lease_order_next(Lease *root, const Lease *lease, int32 queue_id)
+{
+	Lease *next = NULL;
+
+	while (root != NULL)
+	{
+		bool is_later = comes_before(lease, root);
+
+		if (is_later)
+			next = root;
+		root = is_later ? root->before : root->after;
+	}
+	return next != NULL && side_of(next, lease->key.database, queue_id) == 0 ? next : NULL;
 }

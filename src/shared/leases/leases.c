@@ -1,81 +1,86 @@
 /*
  * shared/leases/leases.c
- *		The lease table in shared memory: which session works on which job, and until when.
+ *		Leases: which session is working on which job, and until when.
  *
- * An entry makes its job busy for every other claimer, with no row locked.  The rows
- * are the truth: an entry may be missing (after a restart, with a full table), and a
- * claim is still guarded by the row.  The life of an entry:
+ * A job that has an entry in the lease table is busy for every other session that claims, although
+ * its row is not locked.  The rows are the source of truth: an entry may be missing (after a
+ * restart, or because the table was full), and a claim also checks the row.  The life of an entry:
  *
  *		none -> CLAIMING	idemq_lease_take, by a claim
- *		CLAIMING -> ACTIVE	commit of the claim: the lease starts, with a deadline; started by its
- *							session, or by a session that ends the attempt before that
- *		CLAIMING -> none	abort of the claim; or the prior entry is restored
- *		ACTIVE -> ACTIVE	heartbeat: another deadline (lease_beat.c)
- *		ACTIVE -> ending	begin_end (finish, cancel), begin_reap (deadline passed):
- *							the entry has a finisher
+ *		CLAIMING -> ACTIVE	commit of the claim: the lease starts, and gets a deadline.  Its own session
+ *							starts it, or a session that ends the attempt before that
+ *		CLAIMING -> none	abort of the claim; or the entry that it took over is restored
+ *		ACTIVE -> ACTIVE	heartbeat: a new deadline (lease_beat.c)
+ *		ACTIVE -> ending	begin_end (finish, cancel) or begin_reap (the deadline has passed): the entry
+ *							has a finisher
  *		ending -> ACTIVE	abort of the finisher
- *		ending -> CLAIMING	the finisher claims the job again: it takes the entry over
+ *		ending -> CLAIMING	the finisher claims the job again, and takes over the entry
  *		ending -> none		commit of the finisher
- *		none -> ACTIVE		adoption of a running job that has no entry, with
- *							the deadline of its row
+ *		none -> ACTIVE		adoption of a running job that has no entry, with the deadline in its row
  *
  * The order of steps matters:
  *
- *	 - Entry before row (claim): other claimers pass the job without touching the row.
- *	 - The note of what is to be undone has its room before the entry is put
- *	   (txn/pending.c): a callback must be able to undo it, and cannot allocate.
- *	 - A lease starts after its claim's commit: a long transaction is not born expired,
- *	   and a token is not valid before it is visible.
- *	 - begin_reap before the row is written: from there on a heartbeat answers stale, so
- *	   a heartbeat and a reap cannot both win.  If the row is held, the mark is taken back
- *	   and DUE_LEASE is set to soon: an open commit or assert_current keeps its job.
- *	   A session that ends the attempt has the row first, and takes the mark over with it; if
- *	   it aborts before the reaper has the row, heartbeats are answered again.  So a reaper
- *	   that has locked the row looks whether the mark is still its own (job/reap.c).
- *	 - A claim is visible before its session starts the lease, and from then on another may end
- *	   the attempt, claim the job again, which gives the entry another token, and take that back.
- *	   The first session would find that token, or come too late.  So begin_end starts the lease,
- *	   and counts a transferred permit, where an entry is still CLAIMING for another session: it
- *	   names the token of a row of a running job that its transaction has written over, so the
- *	   claim has committed.  A CLAIMING entry of its own session is of its own transaction,
- *	   which has yet to end.  What a claim takes over is therefore ACTIVE, or its own
- *	   transaction's, and is right whenever it is restored: the first session changes it at most
- *	   while it is CLAIMING, or has a transferred permit, under that token.  Its deadline is noted
- *	   for reapers by the finisher that aborts; one that commits drops the entry.
- *	 - Likewise an abort is visible before what its claim took over is restored, and from then
- *	   on another may end that attempt for good.  Its drop finds a later token, and says so in the
- *	   entry (ended): then that goes in place of being restored, and the scan starts are unset, for
- *	   nobody knows where it turned claimers away.  A finisher that is open by then finds the
- *	   attempt's entry at its commit, without its mark; one that aborts asks for recovery.
- *	 - At the end entries go first, then scan starts are lowered: a claimer that passed the
- *	   job because of the entry gets a lowering that comes after the entry is gone.
- *	 - Between the finisher's commit and the drop of its entry, another session may make the
- *	   job ready again, and lower.  A claimer that passes the job then, and whose snapshot
- *	   shows it ready, is answered by passed_by: when the entry goes, the scan start is lowered
- *	   to the least key at which the job was passed.
- *	 - Expired entries are collected, then the snapshot is taken, then they are reaped: so
- *	   the snapshot sees every claim whose entry was found.  A row with an older token than
- *	   its entry's is not there yet, and is checked again.
- *	 - After an adoption the row is checked under a newer snapshot.  If the job is still
- *	   running, its end will drop the entry; if not, the adopter drops the entry and
- *	   unsets the queue's scan starts, for it does not know where the entry turned claimers
- *	   away.  A row that this transaction wrote is not adopted: its rollback would leave
- *	   the entry behind.
+ *	 - A claim adds the entry before it writes the row.  So other claims skip the job without
+ *	   reading its row.
+ *	 - The note that will undo a change is allocated before the change is made (txn/pending.c),
+ *	   because a callback cannot allocate.
+ *	 - A lease starts after the commit of its claim.  Otherwise a lease could expire before a long
+ *	   transaction ends, and a token could be valid before it is visible.
+ *	 - begin_reap comes before the row is written.  From then on, heartbeats are refused as stale,
+ *	   so a heartbeat and a reap cannot both succeed.  If another transaction holds the row, the
+ *	   mark is taken back, and DUE_LEASE is set to a time soon, so an open commit or assert_current
+ *	   keeps its job.  A session that ends the attempt has locked the row first, and takes over the
+ *	   mark with it; if it aborts before the reaper has the row, heartbeats succeed again.
+ *	   Therefore a reaper that has locked the row checks whether the mark is still its own
+ *	   (job/reap.c).
+ *	 - A claim is visible before its session starts the lease.  In between, another session may end
+ *	   the attempt, claim the job again, which gives the entry another token, and undo that.  The
+ *	   first session would find the other token, or come too late.  So if the entry is still
+ *	   CLAIMING for another session, begin_end starts the lease, and counts a transferred permit.
+ *	   It specifies the token of a running job's row over which its transaction has written, so the
+ *	   claim has committed.  An entry that is CLAIMING for the same session belongs to the same
+ *	   transaction, which has not ended yet.  As a result, an entry that a claim takes over is
+ *	   either ACTIVE or belongs to the claim's own transaction, and it is correct whenever it is
+ *	   restored: the first session changes it under that token only while it is CLAIMING or has a
+ *	   transferred permit.  A finisher that aborts notes the deadline for reapers; one that commits
+ *	   drops the entry.
+ *	 - Similarly, an abort is visible before the entry that its claim took over is restored.  In
+ *	   between, another session may end that attempt.  Its drop finds a later token, and records its
+ *	   own token in the entry (ended).  Then the entry is removed instead of restored, and the scan
+ *	   starts are unset, because it is not known where the entry made claims pass the job.  A
+ *	   finisher that is open by then finds the restored entry at its commit, without its mark; if it
+ *	   aborts, it asks for recovery.
+ *	 - When an attempt ends, the entry is removed first, and then the scan start is lowered.  So a
+ *	   claim that passed the job because of the entry is answered by a lowering that comes after the
+ *	   removal.
+ *	 - Between the commit of the finisher and the removal of its entry, another session may make the
+ *	   job ready again, and lower the scan start.  A claim that passes the job then, although its
+ *	   snapshot shows the job as ready, records the least such key in the entry (passed_by).  When
+ *	   the entry is removed, the scan start is lowered to that key.
+ *	 - Expired entries are collected, then the snapshot is taken, then the jobs are reaped.  So the
+ *	   snapshot shows every claim whose entry was found.  If a row has an older token than the
+ *	   entry, its claim is not visible yet, and the job is checked again later.
+ *	 - After an adoption, the row is checked again under a newer snapshot.  If the job is still
+ *	   running, its end will drop the entry.  Otherwise the adopter drops the entry, and unsets the
+ *	   scan starts of the queue, because it does not know where the entry made claims pass the job.
+ *	   A row that was written by this transaction is not adopted, because the entry would remain
+ *	   after a rollback.
  *
  * Model: test/model/leases.pml; a worker that claims again what it releases, a reaper, another
- * claimer, a finisher of whatever attempt it sees, heartbeats; one job, one abort, two ends by time.
+ * session that claims, a finisher of any attempt that it sees, heartbeats; one job, one abort, two
+ * expirations.
  *
  * Invariants:
- *	 - every change names the token that it is about; another token's entry is left
- *	   alone, so that a late callback of an older claim changes nothing;
- *	 - a CLAIMING entry, and a finisher, belong to a transaction of the session named that is
- *	   open, or whose end txn/pending.c has not followed yet: it ends both, abort and exit
- *	   included.  A finisher is a session and not a flag: its own transaction may claim again
- *	   what it ended;
- *	 - an entry with a finisher is ACTIVE, or CLAIMING for the finisher's own transaction.
+ *	 - Every change specifies the token of the attempt.  An entry with another token remains
+ *	   unchanged, so a late callback of an earlier claim changes nothing.
+ *	 - A CLAIMING entry or a finisher belongs to a transaction of that session.  The transaction is
+ *	   open, or its end has not been processed by txn/pending.c yet, which also processes aborts and
+ *	   exits.  A finisher is a session, and not a flag, because its own transaction may claim again
+ *	   what it has ended.
+ *	 - An entry with a finisher is ACTIVE, or CLAIMING for the finisher's own transaction.
  *
- * Locks: see README.md, level 1.  The functions that txn/pending.c calls after commit or
- * abort neither allocate nor raise.
+ * Locks: see src/shared/README.md, level 1.  The functions that txn/pending.c calls after commit or
+ * abort neither allocate nor raise errors.
  */
 #include "postgres.h"
 
@@ -85,10 +90,9 @@
 #include "base/base.h"
 #include "base/compat.h"
 #include "shared/leases/leases.h"
-#include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 
-/* Returns how a job's entry keeps this transaction from claiming it. */
+/* Returns whether, and how, the entry of a job keeps this transaction from claiming the job. */
 LeaseHold
 idemq_lease_hold(int64 job_id)
 {
@@ -101,10 +105,10 @@ idemq_lease_hold(int64 job_id)
 }
 
 /*
- * Notes in a job's entry that the caller lets the scan start pass the job at that key.
- * The lease is ending, and the job is ready again: the finisher has committed, and its entry is
- * not gone yet.  The entry keeps the least such key: the scan start is lowered to it when the
- * entry goes.  Returns false when it has gone.
+ * Records in the entry of a job that the scan start passes the job at a key, although the job is
+ * ready again: the finisher has committed, but its entry has not been removed yet.  The entry keeps
+ * the least such key, and the scan start is lowered to it when the entry is removed.  Returns false
+ * if the entry has been removed.
  */
 bool
 idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key)
@@ -119,7 +123,7 @@ idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key)
 	return there;
 }
 
-/* Copies a job's entry; false when there is none. */
+/* Copies the entry of a job; returns false if there is none. */
 bool
 idemq_lease_get(int64 job_id, Lease *copy)
 {
@@ -132,7 +136,7 @@ idemq_lease_get(int64 job_id, Lease *copy)
 	return lease != NULL;
 }
 
-/* Fills an entry for a claim whose transaction is open. */
+/* Sets the terms of an entry to those of a claim whose transaction is open. */
 static void
 set_claiming(Lease *lease, const LeaseClaim *claim)
 {
@@ -162,28 +166,9 @@ set_claiming(Lease *lease, const LeaseClaim *claim)
 }
 
 /*
- * Writes back what a claim has overwritten, but for where the entry is counted.  The session
- * that it was attached to may have ended meanwhile, and found it in none of its lists.
- */
-static void
-put_prior(Lease *lease, const PriorLease *prior)
-{
-	idemq_lease_unplace(lease);
-	memcpy(LEASE_TERMS(lease), prior->terms, sizeof(prior->terms));
-	/* The worker's next heartbeat says which process it is. */
-	lease->process = 0;
-	lease->cancels = 0;
-	lease->marked = lease->told = false;
-	if (lease->attached && lease->session_life != idemq_lease_session_life(lease))
-		idemq_lease_orphan(lease, LOSS_SESSION, idemq_mono_now());
-	lease->due = lease->deadline;
-	idemq_lease_place(lease);
-}
-
-/*
- * Puts a CLAIMING entry for this transaction.  LEASE_BUSY: another's entry is
- * there.  An entry that this transaction is ending is taken over, and copied
- * to *prior for idemq_lease_restore.  The caller has room for its note.
+ * Adds a CLAIMING entry for this transaction.  An entry whose attempt this transaction is ending is
+ * taken over, and copied to *prior for idemq_lease_restore.  Returns LEASE_BUSY if there is any
+ * other entry.  The caller has allocated its note.
  */
 LeaseTake
 idemq_lease_take(const LeaseClaim *claim, PriorLease *prior, bool *has_prior)
@@ -208,10 +193,10 @@ idemq_lease_take(const LeaseClaim *claim, PriorLease *prior, bool *has_prior)
 			 !idemq_running_count_in(&lease->running, claim->qstate, claim->queue_id,
 									 claim->max_running))
 	{
-		/* Without a limit, the queue has just lost its state: this job is not for us. */
+		/* Without a limit, it failed because the queue has just lost its state. */
 		take = claim->max_running > 0 ? LEASE_LIMIT : LEASE_BUSY;
 		if (!*has_prior)
-			idemq_lease_remove(lease);
+			(void) idemq_lease_remove(lease);
 	}
 	if (take == LEASE_TAKEN)
 		set_claiming(lease, claim);
@@ -219,7 +204,7 @@ idemq_lease_take(const LeaseClaim *claim, PriorLease *prior, bool *has_prior)
 	return take;
 }
 
-/* Counts an entry with a transferred permit. */
+/* Counts an entry that had a transferred permit, now that it has its own. */
 static void
 count_transferred(Lease *lease)
 {
@@ -228,9 +213,12 @@ count_transferred(Lease *lease)
 	lease->transferred = false;
 }
 
-/* Starts the lease of a claim that has committed; the attempt that it took over has ended. */
+/*
+ * Starts the lease of a claim that has committed.  An attempt that the claim took over has ended,
+ * so the entry is counted once; returns where it was counted more often.
+ */
 static RunningFreed
-start(Lease *lease)
+lease_start(Lease *lease)
 {
 	int64 now = idemq_mono_now();
 
@@ -243,8 +231,8 @@ start(Lease *lease)
 }
 
 /*
- * Counts an entry with a transferred permit: its claim has committed, and no attempt that it
- * replaces has gone from the count yet.
+ * Counts an entry that had a transferred permit.  Its claim has committed, and the attempts that it
+ * replaces are still counted.
  */
 void
 idemq_lease_count_transferred(int64 job_id, int64 token)
@@ -260,8 +248,8 @@ idemq_lease_count_transferred(int64 job_id, int64 token)
 }
 
 /*
- * Starts the lease of this session's claim, which has committed.  Returns its deadline (mono),
- * PG_INT64_MAX when the entry is gone, or somebody who ends the attempt has started it.
+ * Starts the lease of this session's claim, which has committed.  Returns its deadline (mono), or
+ * PG_INT64_MAX if the entry is gone, or if a session that ends the attempt has started the lease.
  */
 int64
 idemq_lease_activate(int64 job_id, int64 token)
@@ -275,7 +263,7 @@ idemq_lease_activate(int64 job_id, int64 token)
 	lease = idemq_lease_lock_of(job_id, token, &lock);
 	if (lease != NULL && lease->claiming)
 	{
-		freed = start(lease);
+		freed = lease_start(lease);
 		deadline = lease->deadline;
 	}
 	LWLockRelease(lock);
@@ -283,19 +271,9 @@ idemq_lease_activate(int64 job_id, int64 token)
 	return deadline;
 }
 
-/* Removes an entry, and returns where it was counted. */
-static RunningFreed
-take_away(Lease *lease)
-{
-	RunningFreed freed = idemq_running_count_out(&lease->running, lease->queue_id, 0);
-
-	idemq_lease_remove(lease);
-	return freed;
-}
-
 /*
- * Removes the entry of that token, whose attempt has ended, and copies it to *dropped; false when
- * there is none.
+ * Removes the entry of an attempt that has ended, and copies it to *dropped.  Returns false if
+ * there is no entry with this token.
  */
 bool
 idemq_lease_drop(int64 job_id, int64 token, Lease *dropped)
@@ -311,7 +289,7 @@ idemq_lease_drop(int64 job_id, int64 token, Lease *dropped)
 	if (there)
 	{
 		*dropped = *lease;
-		freed = take_away(lease);
+		freed = idemq_lease_remove(lease);
 	}
 	else if (lease != NULL && lease->token > token)
 		lease->ended = Max(lease->ended, token);
@@ -321,8 +299,9 @@ idemq_lease_drop(int64 job_id, int64 token, Lease *dropped)
 }
 
 /*
- * Puts back what idemq_lease_take(token) had taken over; false when that attempt has ended
- * meanwhile, and the entry is gone.
+ * Restores the terms that idemq_lease_take overwrote for the claim with this token, because the
+ * claim was undone.  Returns false if the former attempt has ended in the meantime; then the entry
+ * is removed.
  */
 bool
 idemq_lease_restore(int64 job_id, int64 token, const PriorLease *prior)
@@ -336,10 +315,20 @@ idemq_lease_restore(int64 job_id, int64 token, const PriorLease *prior)
 	lease = idemq_lease_lock_of(job_id, token, &lock);
 	if (lease != NULL)
 	{
-		put_prior(lease, prior);
+		idemq_lease_unplace(lease);
+		memcpy(LEASE_TERMS(lease), prior->terms, sizeof(prior->terms));
+		/* The worker's next heartbeat tells which process it belongs to. */
+		lease->process = 0;
+		lease->cancels = 0;
+		lease->marked = lease->told = false;
+		/* The session may have ended in the meantime, and did not find the entry in its lists. */
+		if (lease->attached && lease->session_life != idemq_lease_session_life(lease))
+			idemq_lease_orphan(lease, LOSS_SESSION, idemq_mono_now());
+		lease->due = lease->deadline;
+		idemq_lease_place(lease);
 		goes_on = lease->token > lease->ended;
 		freed = goes_on ? idemq_running_count_out(&lease->running, lease->queue_id, 1)
-						: take_away(lease);
+						: idemq_lease_remove(lease);
 	}
 	LWLockRelease(lock);
 	idemq_running_freed(freed);
@@ -347,10 +336,10 @@ idemq_lease_restore(int64 job_id, int64 token, const PriorLease *prior)
 }
 
 /*
- * Marks that this transaction, which has written the row of that attempt, ends the lease, so that
- * its own claims may follow; starts a lease whose claim has just committed.  Returns whether one
- * claim may run in its place: the entry is counted as running, or has a transferred permit, and
- * this is the first call that says so.
+ * Marks that this transaction, which has written the row of the attempt, ends the lease, so that
+ * the transaction may claim the job again.  Starts the lease if its claim has just committed.
+ * Returns whether one claim may take over the permit of the attempt: the entry is counted as
+ * running, or has a transferred permit, and no earlier call has returned true for it.
  */
 bool
 idemq_lease_begin_end(int64 job_id, int64 token)
@@ -361,7 +350,7 @@ idemq_lease_begin_end(int64 job_id, int64 token)
 	bool frees = false;
 
 	if (lease != NULL && lease->claiming && lease->session != IDEMQ_MY_PROC_NUMBER)
-		freed = start(lease);
+		freed = lease_start(lease);
 	if (lease != NULL && lease->ending.finisher != IDEMQ_MY_PROC_NUMBER)
 	{
 		lease->ending.finisher = IDEMQ_MY_PROC_NUMBER;
@@ -376,9 +365,9 @@ idemq_lease_begin_end(int64 job_id, int64 token)
 }
 
 /*
- * Marks an expired lease for reaping by this transaction; from here a heartbeat
- * is refused.  Returns false when it is not expired any more, or another session
- * is ending it.  *loss: why it has ended.
+ * Marks an expired lease for reaping by this transaction, and sets *loss to why it ended.  From now
+ * on, heartbeats are refused.  Returns false if the lease is no longer expired, or if another
+ * transaction is ending it.
  */
 bool
 idemq_lease_begin_reap(int64 job_id, int64 token, LeaseLoss *loss)
@@ -392,7 +381,7 @@ idemq_lease_begin_reap(int64 job_id, int64 token, LeaseLoss *loss)
 	{
 		lease->ending.finisher = IDEMQ_MY_PROC_NUMBER;
 		lease->ending.reaping = true;
-		/* A worker that has not been heard from since a restart may have died before it. */
+		/* A worker without a heartbeat since a restart may have died before the restart. */
 		*loss = lease->loss != LOSS_EXPIRED							  ? (LeaseLoss) lease->loss
 				: lease->limit <= lease->deadline && !lease->restored ? LOSS_TIMEOUT
 																	  : LOSS_EXPIRED;
@@ -402,10 +391,11 @@ idemq_lease_begin_reap(int64 job_id, int64 token, LeaseLoss *loss)
 }
 
 /*
- * Takes back this session's begin_end or begin_reap.  Returns when (mono) the lease is to be
- * checked again, 0 when this session is not ending it: at once after the first reaper, which may
- * just have been rolled back, and a moment later after those that follow.  A reaper that does not get
- * the row at the end of job_timeout tells the process, whose transaction may hold it.
+ * Undoes begin_end or begin_reap of this session.  Returns when (mono) the lease must be checked
+ * again, or 0 if this session is not ending it.  After the first reaper, which may simply have been
+ * rolled back, it is checked at once, and after later ones with a delay.  If a reaper does not get
+ * the row at the end of job_timeout, the process of the worker is told, because its transaction may
+ * hold the row.
  */
 int64
 idemq_lease_cancel_end(int64 job_id, int64 token)
@@ -421,7 +411,7 @@ idemq_lease_cancel_end(int64 job_id, int64 token)
 			process = lease->process;
 		if (lease->ending.reaping && lease->ending.undone)
 		{
-			/* Others of the queue come first meanwhile. */
+			/* In the meantime, other leases of the queue come first. */
 			idemq_lease_unplace(lease);
 			lease->due = Max(lease->deadline, idemq_mono_now() + LEASE_BUSY_RETRY);
 			idemq_lease_place(lease);
@@ -437,9 +427,8 @@ idemq_lease_cancel_end(int64 job_id, int64 token)
 }
 
 /*
- * Puts an ACTIVE entry for a job that is in flight without one.  LEASE_BUSY:
- * there is one already.  The caller checks the row again afterwards, and drops the
- * entry if the job has moved on meanwhile.
+ * Adds an ACTIVE entry for a running job that has none.  Returns LEASE_BUSY if it has one.
+ * Afterwards the caller checks the row again, and drops the entry if the job is no longer running.
  */
 LeaseTake
 idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueue *queue,
@@ -476,7 +465,7 @@ idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueue *queue,
 			idemq_lease_place(lease);
 		else
 		{
-			idemq_lease_remove(lease);
+			(void) idemq_lease_remove(lease);
 			take = LEASE_BUSY;
 		}
 	}

@@ -45,7 +45,6 @@
 #include "base/base.h"
 #include "base/compat.h"
 #include "shared/processes/processes.h"
-#include "shared/waiters/waiters.h"
 
 /* A process that has not attached by then never came. */
 #define START_PATIENCE (10 * USECS_PER_SEC)

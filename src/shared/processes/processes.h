@@ -1,19 +1,22 @@
 /*
  * shared/processes/processes.h
- *		The background worker of each database, and the processes that run handlers.
+ *		The background worker of each database, when it must work, and the processes that run
+ *		handlers.
  */
 #ifndef IDEMQ_SHARED_PROCESSES_PROCESSES_H
 #define IDEMQ_SHARED_PROCESSES_PROCESSES_H
 
 #include "datatype/timestamp.h"
+#include "miscadmin.h"
 #include "port/atomics.h"
 #include "storage/condition_variable.h"
+#include "storage/lwlock.h"
 
 #include "shared/queue_states/queue_states.h"
 
 /*
  * worker_registry.c
- *		Which databases have a background worker: a worker slot for each.
+ *		Which databases have a background worker.
  */
 
 /* In the order of idemq.maintenance_tasks; a new one has its name in worker_health.c. */
@@ -37,81 +40,117 @@ typedef enum TaskKind
 	TASK_KINDS
 } TaskKind;
 
-/* What is counted of each kind. */
+/* What is counted for each kind of task. */
 typedef enum TaskCount
 {
-	TASK_RUNS,	   /* that came to an end, failures included */
-	TASK_FAILURES, /* that ended in an error */
-	TASK_BUSY,	   /* us */
-	TASK_ENDED,	   /* mono: when the last one ended; no count */
+	TASK_RUNS,	   /* runs that have ended, including failures */
+	TASK_FAILURES, /* runs that have failed */
+	TASK_BUSY,	   /* total time in microseconds */
+	TASK_ENDED,	   /* mono: when the last run ended; not a count */
 	TASK_COUNTS
 } TaskCount;
 
 typedef enum WorkerSlotState
 {
 	WORKER_FREE,
-	WORKER_HELD, /* only to keep workers from starting */
+	WORKER_HELD, /* used only to keep workers from starting */
 	WORKER_WANTED,
 	WORKER_STARTING,
 	WORKER_RUNNING
 } WorkerSlotState;
 
-/* A worker that has not moved for that long is stuck: a task waits for a lock at most 200 ms. */
+/*
+ * A worker without progress for this long is stuck, because a task waits for a lock for 200 ms at
+ * most.
+ */
 #define IDEMQ_STUCK_AFTER (2 * USECS_PER_SEC)
-/* Bit of asleep_until: the worker sleeps, and was called at that time. */
+/* Bit of asleep_until: the worker is asleep, and was called at the time in the other bits. */
 #define WORKER_CALLED (UINT64CONST(1) << 63)
-/* Bits of what a worker is asked for. */
-#define WORKER_ASKED_RECHECK 1	 /* to check for the extension */
-#define WORKER_ASKED_SCHEDULES 2 /* schedules have changed since they were listed */
-#define WORKER_ASKED_HISTORY 4	 /* something was counted since the last step of the history */
+/* Bits of WorkerSlot.asked. */
+#define WORKER_ASKED_RECHECK 1	 /* check for the extension */
+#define WORKER_ASKED_SCHEDULES 2 /* schedules have changed since the worker has read them */
+#define WORKER_ASKED_HISTORY 4	 /* something has been counted since the last row of the history */
 
-/* Every field without another rule is under workers_lock. */
+/* workers_lock protects every field that does not say otherwise. */
 typedef struct WorkerSlot
 {
 	WorkerSlotState state;
-	Oid database;	  /* read without the lock to call the worker: that may be another's then */
-	uint64 serial;	  /* grows with each start */
-	int away;		  /* sessions that need the database for themselves */
+	Oid database;	  /* also read without the lock, to call the worker */
+	uint64 serial;	  /* incremented with each start */
+	int away;		  /* number of sessions that need the database for themselves */
 	pid_t pid;		  /* of a RUNNING worker; 0: none */
-	int32 proc;		  /* its proc number, or -1; read without the lock as database is */
-	int failures;	  /* short lives in a row */
-	bool told;		  /* that an update waits in the database */
-	int64 not_before; /* mono */
-	int64 started_at; /* mono, of STARTING and RUNNING */
-	/* for shared/waiters/worker_call.c; no lock */
-	pg_atomic_uint64 asleep_until; /* mono; PG_UINT64_MAX: awake; or WORKER_CALLED, and when */
-	pg_atomic_uint32 asked;
-	pg_atomic_uint64 beat; /* mono: it last began a piece of work, or woke up */
-	/* for shared/waiters/clock_call.c; no lock, and none of them is ever reset */
-	pg_atomic_uint64 clock_asked; /* number of calls to do everything that is due */
-	pg_atomic_uint64 clock_done;  /* number of those calls that have been answered */
-	pg_atomic_uint32 clock_left;  /* bits of TaskKind: what is left to do for these calls */
+	int32 proc;		  /* its proc number, or -1; also read without the lock */
+	int failures;	  /* number of consecutive short lives */
+	bool told;		  /* a worker has reported that an update is pending in the database */
+	int64 not_before; /* mono: earliest time of the next start */
+	int64 started_at; /* mono, if STARTING or RUNNING */
+	/* for shared/processes/worker_call.c; no lock */
+	pg_atomic_uint64 asleep_until; /* mono; PG_UINT64_MAX: awake; or WORKER_CALLED | mono */
+	pg_atomic_uint32 asked;		   /* WORKER_ASKED_... */
+	pg_atomic_uint64 beat;		   /* mono: when it last began a piece of work, or woke up */
+	/* for shared/processes/clock_call.c; no lock, and none of them is ever reset */
+	pg_atomic_uint64 clock_asked; /* number of the last call to do everything that is due */
+	pg_atomic_uint64 clock_done;  /* number of the last call that has been answered */
+	pg_atomic_uint32 clock_left;  /* bits of TaskKind: what is left to do for the last call */
 	ConditionVariable clock_answered;
 	pg_atomic_uint64 counted_at; /* with idemq.test_clock: when WORKER_ASKED_HISTORY was set */
 	/* for shared/processes/worker_health.c, written by the worker alone; no lock */
-	int doing;										 /* kind + 1 of the task that runs; 0: none */
+	int doing;										 /* kind + 1 of the running task; 0: none */
 	pg_atomic_uint64 tasks[TASK_KINDS][TASK_COUNTS]; /* since the database has the worker slot */
 } WorkerSlot;
 
-extern int idemq_workers_max(void);
-extern WorkerSlot *idemq_worker_at(int index);
-extern int idemq_worker_index(const WorkerSlot *worker);
-extern WorkerSlot *idemq_worker_self(void);
+typedef struct WorkerRegistry
+{
+	LWLock workers_lock;
+	int32 launcher; /* proc number of the launcher, or -1; under workers_lock */
+	WorkerSlot workers[FLEXIBLE_ARRAY_MEMBER]; /* idemq_workers_max() */
+} WorkerRegistry;
+
+extern WorkerRegistry *idemq_worker_registry;
+/* The worker slot of this process, if it is a worker. */
+extern WorkerSlot *idemq_my_worker_slot;
+
+/* Returns the number of worker slots: one for every worker that may exist. */
+static inline int
+idemq_workers_max(void)
+{
+	return Max(max_worker_processes, 1);
+}
+
+static inline WorkerSlot *
+idemq_worker_at(int index)
+{
+	return &idemq_worker_registry->workers[index];
+}
+
+static inline int
+idemq_worker_index(const WorkerSlot *worker)
+{
+	return (int) (worker - idemq_worker_registry->workers);
+}
+
+/* Returns the worker slot of this process; NULL if this process is not a worker. */
+static inline WorkerSlot *
+idemq_worker_self(void)
+{
+	return idemq_my_worker_slot;
+}
+
 extern WorkerSlot *idemq_worker_here(void);
 extern int64 idemq_worker_still_since(WorkerSlot *worker);
 
-/* What the launcher has to know of one database, copied. */
+/* A copy of what the launcher must know about a worker slot. */
 typedef struct WorkerSlotCopy
 {
 	int index;
 	Oid database;
-	uint64 serial;	  /* of this use of the worker slot */
-	int64 not_before; /* mono: no worker is to be started before */
+	uint64 serial;
+	int64 not_before; /* mono */
 } WorkerSlotCopy;
 
 extern const ShmemPart idemq_workers_part;
 
-/* for everybody */
+/* for all sessions */
 extern bool idemq_worker_want(Oid database);
 extern void idemq_worker_announce_use(void);
 extern void idemq_worker_recheck(Oid database);
@@ -163,7 +202,7 @@ typedef enum HandlerReserve
 
 extern const ShmemPart idemq_handlers_part;
 
-/* for everybody */
+/* for all sessions */
 extern void idemq_handler_call(QueueState *qstate);
 extern void idemq_handler_crashed(QueueState *qstate, bool again);
 extern void idemq_handler_state(QueueStateKey key, HandlerStatus *status, int *processes,
@@ -211,5 +250,62 @@ extern void idemq_worker_ends_task(TaskKind kind, bool done, int64 usecs);
 /* for observe/ */
 extern bool idemq_worker_health(WorkerHealth *health);
 extern bool idemq_worker_task_counts(uint64 counts[TASK_KINDS][TASK_COUNTS]);
+
+/*
+ * worker_call.c
+ *		How a session wakes the background worker, and how the worker learns which queues to visit.
+ */
+
+/* The shortest interval of a row of idemq.history. */
+#define IDEMQ_HISTORY_STEP (10 * USECS_PER_SEC)
+
+extern const ShmemPart idemq_worker_marks_part;
+
+/* for all sessions */
+extern bool idemq_worker_present(void);
+extern void idemq_worker_need_by(int64 mono);
+extern void idemq_worker_need_for_queue(const QueueState *qstate, int64 mono);
+extern void idemq_worker_mark_queue(int qstate_index);
+extern void idemq_worker_need_all(void);
+extern void idemq_worker_note_schedules(void);
+extern void idemq_worker_note_counts(void);
+
+/* for a worker */
+extern void idemq_worker_awake(void);
+extern void idemq_worker_asleep(int64 until);
+extern void idemq_worker_beats(void);
+extern bool idemq_worker_is_asked(uint32 what, bool take);
+extern bool idemq_worker_take_marks(void (*function)(int qstate_index));
+
+/*
+ * clock_call.c
+ *		Doing everything that is due, once the test clock has moved.
+ */
+
+/* for the session that moves the clock */
+typedef struct ClockCall
+{
+	int worker;	   /* index of this database's worker slot; -1 if it has none */
+	uint64 number; /* of the call to that worker slot */
+} ClockCall;
+
+extern ClockCall idemq_clock_call(void);
+extern bool idemq_clock_holds(const ClockCall *call);
+extern bool idemq_clock_await(const ClockCall *call, int64 patience, uint32 *left);
+
+/* for a worker */
+extern uint64 idemq_clock_called(void);
+extern void idemq_clock_answer(uint64 call, uint32 left);
+extern TimestampTz idemq_clock_counted_at(void);
+
+/*
+ * due_times.c
+ *		When the background worker must next do each kind of work for a queue.
+ */
+
+extern int64 idemq_due_at(QueueState *qstate, DueKind kind);
+extern void idemq_due_by(QueueState *qstate, DueKind kind, int64 when);
+extern void idemq_due_in(QueueState *qstate, DueKind kind, int64 delay);
+extern bool idemq_due_take(QueueState *qstate, DueKind kind);
 
 #endif

@@ -1,18 +1,17 @@
 /*
  * shared/processes/worker_health.c
- *		How a background worker does: what it is at, how often it has done what, and how late
- *		it is.
+ *		What a background worker is doing, how often it has run each task, and how late it is.
  *
- * The worker notes a task when it begins and when it ends.  An observer reads that, and
- * what is due of the database's queues, without a lock.  So an answer is not of one moment: a
- * task may end between two of its fields.
+ * The worker records the beginning and the end of each task.  A session that asks reads these
+ * records, and the due times of the database's queues, without a lock.  So the values may come from
+ * slightly different moments; for example, a task may end in between.
  *
- * The lag is the age of the oldest time that has passed while its work is not done: a
- * lease's end, a job's time, a group's check, the worker's own waking up.  A task that is
- * deferred because it failed counts, and so does a row that is held: that is what the lag is
- * to show.  A time of 0 says "look at once", and not since when.
+ * The lag is the age of the oldest due time whose work has not been done: the end of a lease, a job
+ * that has become ready, a check of groups, or the time at which the worker should have woken up.
+ * Tasks that are deferred because they failed, and rows that are locked, count as well, because the
+ * lag should show them.
  *
- * Locks: none, atomics only.  Nothing here allocates or raises.
+ * Locks: none, only atomics.  Nothing here allocates or raises errors.
  */
 #include "postgres.h"
 
@@ -22,7 +21,6 @@
 #include "base/base.h"
 #include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
-#include "shared/waiters/waiters.h"
 
 const char *const idemq_task_names[] = {
 	"discover", "follow", "promote", "reap",	 "recover", "due",	 "remind",	"expire",
@@ -37,7 +35,7 @@ idemq_worker_begins_task(TaskKind kind)
 	idemq_worker_self()->doing = (int) kind + 1;
 }
 
-/* Notes that the task has ended after so long; done: without an error. */
+/* Records that a task has ended after usecs microseconds; done: without an error. */
 void
 idemq_worker_ends_task(TaskKind kind, bool done, int64 usecs)
 {
@@ -50,27 +48,13 @@ idemq_worker_ends_task(TaskKind kind, bool done, int64 usecs)
 	pg_atomic_fetch_add_u64(&worker->tasks[kind][TASK_BUSY], (uint64) Max(usecs, 0));
 }
 
-static void
-earlier(int64 *first, int64 when)
-{
-	if (when > 0)
-		*first = Min(*first, when);
-}
-
-/* Notes the earliest time at which something of a queue comes due. */
-static void
-first_due(const QueueStateView *view, void *arg)
-{
-	earlier(arg, idemq_due_at(view->qstate, DUE_LEASE));
-	earlier(arg, idemq_due_at(view->qstate, DUE_READY));
-	earlier(arg, idemq_due_at(view->qstate, DUE_GROUPS));
-}
-
-/* Reads the health of this database's worker; false when none runs. */
+/* Reads the health of this database's worker; returns false if none is running. */
 bool
 idemq_worker_health(WorkerHealth *health)
 {
 	WorkerSlot *worker = idemq_worker_here();
+	static const DueKind kinds[] = {DUE_LEASE, DUE_READY, DUE_GROUPS};
+	QueueStateView view = {0};
 	int64 now = idemq_mono_now();
 	int64 first;
 
@@ -84,13 +68,22 @@ idemq_worker_health(WorkerHealth *health)
 	for (int i = 0; i < TASK_KINDS; i++)
 		health->last_run =
 			Max(health->last_run, (int64) pg_atomic_read_u64(&worker->tasks[i][TASK_ENDED]));
-	idemq_for_each_qstate(MyDatabaseId, first_due, &first);
+	while (idemq_qstate_next(MyDatabaseId, &view))
+	{
+		for (int i = 0; i < (int) lengthof(kinds); i++)
+		{
+			int64 due = idemq_due_at(view.qstate, kinds[i]);
+
+			if (due > 0) /* 0: it is not known since when */
+				first = Min(first, due);
+		}
+	}
 	first = Max(first, idemq_clock_advanced_at());
 	health->lag = Max(now - first, 0);
 	return true;
 }
 
-/* Copies the counts of this database's tasks; false when it has no worker slot. */
+/* Copies the counts of this database's tasks; returns false if it has no worker slot. */
 bool
 idemq_worker_task_counts(uint64 counts[TASK_KINDS][TASK_COUNTS])
 {

@@ -1,11 +1,12 @@
 /*
  * shared/queue_states/queue_states.h
- *		A queue's state in shared memory: its scan start, its read-ahead buffer, its count of
- *		running jobs.
+ *		The state of a queue in shared memory, its scan starts and its read-ahead buffer; settings
+ *		versions.
  */
 #ifndef IDEMQ_SHARED_QUEUE_STATES_QUEUE_STATES_H
 #define IDEMQ_SHARED_QUEUE_STATES_QUEUE_STATES_H
 
+#include "miscadmin.h"
 #include "port/atomics.h"
 #include "postgres_ext.h"
 #include "storage/itemptr.h"
@@ -28,32 +29,32 @@ typedef struct ReadyEntry
 } ReadyEntry;
 
 #define READ_AHEAD_LENGTH 128
-/* A claim of at most so many jobs is served from a read-ahead buffer. */
+/* Maximum number of jobs of a claim that uses the read-ahead buffer. */
 #define READ_AHEAD_MAX_WANTED 16
-/* Entries that it copies beyond those: others may be on the first ones. */
+/* Entries that it copies in addition, because other sessions may be claiming the first ones. */
 #define READ_AHEAD_SPARE 8
-/* With fewer entries left behind it, a claim reads on in the index. */
+/* If fewer entries than this remain after a claim, it reads more entries from the index. */
 #define READ_AHEAD_LOW 32
 
-/* All entries of one priority from one key to the last of these, in the order of the index. */
+/* All entries of one priority from one key to the last entry, in the order of the index. */
 typedef struct ReadAhead
 {
 	int priority;
 	int count;
-	Oid file; /* number of the table's file that the TIDs are of */
+	Oid file; /* number of the table's file to which the TIDs belong */
 	ReadyKey from;
 	ReadyEntry entries[READ_AHEAD_LENGTH];
 } ReadAhead;
 
-/* What one claim copies of the read-ahead buffer: the entries from its scan start on. */
+/* A copy of some entries of the read-ahead buffer, from the scan start on, for one claim. */
 typedef struct ReadAheadView
 {
 	int priority;
 	int count;
-	int left; /* entries in the read-ahead buffer behind these */
+	int left; /* number of entries in the buffer after these */
 	Oid file;
-	ReadyKey bound; /* a key some entries ahead: of the last one copied; READY_KEY_MIN: none */
-	ReadyKey end;	/* of the read-ahead buffer */
+	ReadyKey bound; /* key of the last entry that was copied; READY_KEY_MIN: none */
+	ReadyKey end;	/* of the buffer */
 	ReadyEntry entries[READ_AHEAD_MAX_WANTED + READ_AHEAD_SPARE];
 } ReadAheadView;
 
@@ -77,16 +78,16 @@ extern void idemq_read_ahead_install(ReadAhead *read_ahead, const ReadyKey *scan
 #define READY_KEY_MIN ((ReadyKey){PG_INT64_MIN, PG_INT64_MIN})
 #define READY_KEY_MAX ((ReadyKey){PG_INT64_MAX, PG_INT64_MAX})
 
-/* How far a search for jobs in flight without a lease entry has come. */
+/* How far a search for running jobs without a lease entry has come. */
 typedef struct RecoveryPoint
 {
 	uint32 epoch;
 	int priority; /* IDEMQ_PRIORITIES: at the end */
 	ReadyKey from;
-	bool incomplete; /* something could not be adopted on the way */
+	bool incomplete; /* a job could not be adopted */
 } RecoveryPoint;
 
-/* Lowerings of a scan start that are remembered: a multiple of 4. */
+/* Maximum number of lowerings of a scan start that are remembered; a multiple of 4. */
 #define HISTORY_LENGTH 16
 
 typedef struct Lowering
@@ -95,7 +96,7 @@ typedef struct Lowering
 	ReadyKey key;
 } Lowering;
 
-/* The lowerings of one priority; seq and key grow. */
+/* The lowerings of one priority, in ascending order of seq and of key. */
 typedef struct History
 {
 	int count;
@@ -109,20 +110,20 @@ typedef struct QueueStateKey
 } QueueStateKey;
 
 /*
- * What there is to do for a queue.  The time from which it is due is in QueueState.due
- * (shared/waiters/due_times.c): mono, or a time of day where it says TimestampTz.
+ * Kinds of work for a queue.  Their due times are in QueueState.due (shared/processes/due_times.c):
+ * mono, or a TimestampTz where it says so.
  */
 typedef enum DueKind
 {
-	DUE_GROUPS,	  /* groups are to be checked; written under the groups' lock */
-	DUE_LEASE,	  /* a lease ends */
-	DUE_RECOVERY, /* lost leases are searched for; written under the queue state's lock */
-	DUE_READY,	  /* TimestampTz: a job comes due by time alone, or a pause or hold ends */
-	DUE_SIGNAL,	  /* the first signal since the last claim is given again */
+	DUE_GROUPS,	  /* check groups; written under the groups lock */
+	DUE_LEASE,	  /* a lease expires */
+	DUE_RECOVERY, /* continue the search for lost leases; written under the queue state's lock */
+	DUE_READY,	  /* TimestampTz: a job becomes ready, or a pause or hold ends */
+	DUE_SIGNAL,	  /* signal a waiter again if there has been no claim since the last signal */
 	DUE_EXPIRY,	  /* TimestampTz: a job expires */
-	DUE_HANDLER,  /* the handler is looked at */
-	DUE_ROOM,	  /* waiters for room are signalled again if there is room */
-	DUE_NOTIFY,	  /* sessions that LISTEN are told that something became ready */
+	DUE_HANDLER,  /* check the handler */
+	DUE_ROOM,	  /* signal waiters for room again if there is room */
+	DUE_NOTIFY,	  /* send NOTIFY because jobs have become ready */
 	DUE_KINDS
 } DueKind;
 
@@ -144,49 +145,49 @@ typedef struct HandlerStatus
 } HandlerStatus;
 
 /* Bits of QueueState.handler. */
-#define HANDLER_ARMED 1			/* something that becomes ready asks for another process */
-#define HANDLER_CRASHED 2		/* a former server ended in its handler's job */
-#define HANDLER_CRASHED_AGAIN 4 /* too often */
+#define HANDLER_ARMED 1			/* a commit that makes a job ready requests another process */
+#define HANDLER_CRASHED 2		/* the server crashed during a job of the handler */
+#define HANDLER_CRASHED_AGAIN 4 /* it has crashed too often */
 
 /* The two halves of QueueState.running. */
-#define RUNNING_LIFE(word) ((uint32) ((word) >> 32)) /* number of the queue state's life */
-#define RUNNING_COUNT(word) ((uint32) (word))		 /* lease entries counted in it */
+#define RUNNING_LIFE(word) ((uint32) ((word) >> 32)) /* life of the queue state */
+#define RUNNING_COUNT(word) ((uint32) (word))		 /* number of running jobs */
 
-/* On cache lines of its own.  Every field is under the lock, unless it says otherwise. */
+/* Starts on a new cache line.  lock protects every field that does not say otherwise. */
 typedef struct QueueState
 {
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE) LWLock lock;
 	QueueStateKey key; /* queue_id 0: free; changes under qstates_lock and lock */
-	uint64 seq;		   /* lowerings so far */
-	ReadyKey scan_start[IDEMQ_PRIORITIES]; /* below it nothing can be claimed */
+	uint64 seq;		   /* number of lowerings so far */
+	ReadyKey scan_start[IDEMQ_PRIORITIES]; /* no job below it can be claimed */
 	History history[IDEMQ_PRIORITIES];	   /* of lowerings */
-	RecoveryPoint recovery;				   /* its epoch moves whenever a search is asked for */
-	int64 next_verify;					   /* mono: the scan starts are verified no earlier */
+	RecoveryPoint recovery;				   /* its epoch changes when a search is requested */
+	int64 next_verify;					   /* mono: earliest time of the next verification */
 	int64 known_since;				 /* mono: memory knows what its queue did since; 0: always */
-	pg_atomic_uint64 due[DUE_KINDS]; /* for shared/waiters/due_times.c; no lock */
-	pg_atomic_uint64 claimed_at;	 /* mono, to the second: the last claim; 0: none; no lock */
+	pg_atomic_uint64 due[DUE_KINDS]; /* for processes/due_times.c; no lock */
+	pg_atomic_uint64 claimed_at;	 /* mono, to the second: last claim; 0: none; no lock */
 	/* for shared/processes/handler_registry.c */
 	HandlerStatus handler_status; /* handlers_lock */
 	pg_atomic_uint32 handler;	  /* HANDLER_ARMED and others; no lock */
-	/* for shared/queue_states/running.c and job/limits.c; no lock */
+	/* for shared/leases/running.c and job/limits.c; no lock */
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE)
 		pg_atomic_uint64 running;  /* RUNNING_LIFE and RUNNING_COUNT */
-	pg_atomic_uint32 refused_by;   /* bits of the limits that refused a claim since a wake-up */
+	pg_atomic_uint32 refused_by;   /* limits that have refused a claim since a wake-up (bits) */
 	pg_atomic_uint32 dependencies; /* for shared/groups/dependencies.c; no lock */
 	slock_t rate_mutex;			   /* for the next field */
 	RateState rate;				   /* what rate_limit has counted; ns, mono */
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE)
-		int64 next_fill;  /* mono: no session reads on for the read-ahead buffer earlier */
+		int64 next_fill;  /* mono: earliest time at which a session may fill read_ahead */
 	ReadAhead read_ahead; /* the next entries of the ready index */
 } QueueState;
 
-/* QueueState.dependencies: two bits, and above them how often it was unset. */
+/* QueueState.dependencies: two bits, and above them the number of times that it was unset. */
 #define DEPENDENCIES_KNOWN 1 /* the rows have been read */
-#define DEPENDENCIES_SOME 2	 /* there are jobs with parents or children */
+#define DEPENDENCIES_SOME 2	 /* there may be jobs with parents or children */
 #define DEPENDENCIES_BITS (DEPENDENCIES_KNOWN | DEPENDENCIES_SOME)
 #define DEPENDENCIES_UNSET 4
 
-/* Clears these bits; a session that reads rows meanwhile has read them in vain. */
+/* Clears bits; a session that is reading the rows at the moment will not set them again. */
 static inline void
 qstate_unset_dependencies(QueueState *qstate, uint32 bits)
 {
@@ -197,59 +198,111 @@ qstate_unset_dependencies(QueueState *qstate, uint32 bits)
 		;
 }
 
-/* What the background worker has to know of a queue, copied. */
+/* All queue states. */
+typedef struct QueueStatesShared
+{
+	LWLock qstates_lock;
+	int used;		/* number of queue states that are not free; under qstates_lock */
+	int first_free; /* no queue state before this one is free; under qstates_lock */
+	/* Lower half: number of changes in progress; upper half: number of changes begun.  No lock. */
+	pg_atomic_uint64 changes;
+	QueueState qstates[FLEXIBLE_ARRAY_MEMBER]; /* idemq_max_queues */
+} QueueStatesShared;
+
+extern QueueStatesShared *idemq_queue_states;
+
+/* Returns the position of a queue state in the array, from 0 to idemq_max_queues - 1. */
+static inline int
+idemq_qstate_index(const QueueState *qstate)
+{
+	return (int) (qstate - idemq_queue_states->qstates);
+}
+
+static inline QueueState *
+idemq_qstate_at(int index)
+{
+	return &idemq_queue_states->qstates[index];
+}
+
+/*
+ * Returns whether a queue state that the caller remembers still belongs to a queue of this
+ * database.  Without a lock, the answer may be out of date at once; a queue loses its state only
+ * when it is dropped, or when the jobs are truncated.
+ */
+static inline bool
+idemq_qstate_is_of(const QueueState *qstate, int32 queue_id)
+{
+	return qstate != NULL && qstate->key.database == MyDatabaseId &&
+		   qstate->key.queue_id == queue_id;
+}
+
+/*
+ * Begins a change of shared memory in several steps, such as removing a lease entry and then
+ * lowering the scan start.  Only idemq.check() uses this, to tell an unfinished change from a
+ * fault.  Code between begin and end must not raise errors.
+ */
+static inline void
+idemq_qstates_begin_change(void)
+{
+	(void) pg_atomic_fetch_add_u64(&idemq_queue_states->changes, (UINT64CONST(1) << 32) + 1);
+}
+
+static inline void
+idemq_qstates_end_change(void)
+{
+	(void) pg_atomic_fetch_sub_u64(&idemq_queue_states->changes, 1);
+}
+
+/*
+ * Returns a number that changes whenever such a change begins or ends.  Its lower half is the
+ * number of changes in progress.
+ */
+static inline uint64
+idemq_qstates_changes(void)
+{
+	return pg_atomic_fetch_add_u64(&idemq_queue_states->changes, 0);
+}
+
+/* A queue state, and the queue that it belongs to. */
 typedef struct QueueStateView
 {
 	QueueState *qstate;
 	int32 queue_id;
 } QueueStateView;
 
-/* What idemq.check() has to know of one queue's state, copied. */
+/* The state of a queue, for idemq.check(). */
 typedef struct QueueStateSummary
 {
 	bool needs_recovery;
-	bool searches_now;	 /* the next claim searches; otherwise the search is deferred */
+	bool searches_now;	 /* the next claim continues the search; otherwise, it is deferred */
 	int64 next_deadline; /* mono; PG_INT64_MAX: none */
 } QueueStateSummary;
 
-/* Counts over all queue states that must agree. */
+/* Numbers of queue states that must agree. */
 typedef struct QueueStatesAudit
 {
-	int used;	   /* as the allocator counts */
+	int used;	   /* according to the allocator */
 	int taken;	   /* in the array */
-	int hashed;	   /* in the hash */
-	int misplaced; /* taken, and not what the hash says */
+	int hashed;	   /* in the hash table */
+	int misplaced; /* in the array, but not where the hash table says */
 } QueueStatesAudit;
 
 extern const ShmemPart idemq_qstates_part;
 
-/* for queue/queue_state_life.c, which takes qstates_lock */
-extern void idemq_qstates_lock(LWLockMode mode);
-extern void idemq_qstates_unlock(void);
+/* with qstates_lock held */
 extern QueueState *idemq_qstate_find_locked(Oid database, int32 queue_id);
-extern bool idemq_qstates_are_full(void);
 extern QueueState *idemq_qstate_occupy(Oid database, int32 queue_id);
 extern void idemq_qstate_vacate(QueueState *qstate);
 
-/* for everybody */
-extern QueueState *idemq_qstate_at(int index);
 extern QueueState *idemq_qstate_current(QueueState *qstate, int32 queue_id);
-extern void idemq_for_each_qstate(Oid database,
-								  void (*function)(const QueueStateView *view, void *arg),
-								  void *arg);
+extern bool idemq_qstate_next(Oid database, QueueStateView *view);
 extern bool idemq_qstate_view(int index, Oid database, QueueStateView *view);
 extern QueueState *idemq_qstate_find(Oid database, int32 queue_id);
-extern int idemq_qstate_index(const QueueState *qstate);
-extern TableUsage idemq_qstates_usage(void);
 extern void idemq_qstate_note_new(QueueState *qstate, int32 queue_id);
 extern void idemq_qstate_note_claim(QueueState *qstate);
 extern bool idemq_qstate_known_since(QueueState *qstate, int32 queue_id, int64 *since);
-extern bool idemq_qstate_is_of(const QueueState *qstate, int32 queue_id);
 extern bool idemq_qstate_lock(QueueState **qstate, int32 queue_id, LWLockMode mode);
 
-extern void idemq_qstates_begin_change(void);
-extern void idemq_qstates_end_change(void);
-extern uint64 idemq_qstates_changes(void);
 extern bool idemq_qstate_summary(int32 queue_id, QueueStateSummary *status);
 extern int idemq_qstates_audit(QueueStatesAudit *audit, int32 *queue_ids);
 
@@ -258,14 +311,14 @@ extern int idemq_qstates_audit(QueueStatesAudit *audit, int32 *queue_ids);
  *		The scan start: where a claim starts in the ready index.
  */
 
-/* What a claimer must read before it takes its snapshot. */
+/* What a claim must read before it takes its snapshot. */
 typedef struct ScanStart
 {
 	uint64 seq; /* number of lowerings until then */
 	ReadyKey from[IDEMQ_PRIORITIES];
-	QueueState *qstate;		  /* NULL: there was none, from is the start of the index */
+	QueueState *qstate;		  /* NULL: there was none, and from is the start of the index */
 	int64 next_fill;		  /* of the queue state */
-	ReadAheadView read_ahead; /* entries of the index, to be gone through in its place */
+	ReadAheadView read_ahead; /* entries to read instead of the index */
 } ScanStart;
 
 extern void idemq_scan_start_read(QueueState *qstate, int32 queue_id, int wanted, ScanStart *view);
@@ -283,125 +336,22 @@ extern bool idemq_scan_start_verify_due(QueueState *qstate, int32 queue_id);
 extern void idemq_scan_start_verified(QueueState *qstate, int32 queue_id, int64 took);
 
 /*
- * running.c
- *		How many jobs of a queue run: its lease entries, counted in its state.
- */
-
-/* Where a lease entry is counted as running.  Every field is under the entry's partition lock. */
-typedef struct RunningCounted
-{
-	int32 qstate_index; /* by index; meaningless while units is 0 */
-	uint32 life;		/* the life of that queue state */
-	uint32 units;		/* 0, or 1; more until a claim that took the entry over ends */
-} RunningCounted;
-
-/* A queue state whose count of running jobs has fallen by one, for idemq_running_freed. */
-typedef struct RunningFreed
-{
-	int32 qstate_index; /* by index; -1: nowhere */
-	int32 queue_id;
-} RunningFreed;
-
-#define NOTHING_FREED ((RunningFreed){-1, 0})
-
-/* Bits of QueueState.refused_by: the limits that have refused a claim. */
-#define REFUSED_BY_RUNNING 1
-#define REFUSED_BY_RATE 2
-
-/* for leases.c and lease_table.c of shared/leases, with the entry's partition locked */
-extern bool idemq_running_count_in(RunningCounted *counted, QueueState *qstate, int32 queue_id,
-								   uint32 max);
-extern RunningFreed idemq_running_count_out(RunningCounted *counted, int32 queue_id, uint32 keep);
-extern bool idemq_running_is_counted(const RunningCounted *counted);
-
-extern void idemq_running_freed(RunningFreed freed);
-extern void idemq_running_wake_refused(QueueState *qstate, int32 queue_id, uint32 limit);
-extern int idemq_running_count(const QueueState *qstate);
-
-/*
- * unfinished.c
- *		The number of unfinished jobs of a queue with max_unfinished, including those that open
- *		transactions have added.
- */
-
-typedef enum RoomAnswer
-{
-	ROOM_TAKEN,
-	ROOM_FULL,
-	ROOM_UNKNOWN, /* the jobs must be counted first */
-	ROOM_COUNTING /* another session is counting the jobs */
-} RoomAnswer;
-
-/* Room that a transaction has taken in a queue, and the queue state and its life that count it. */
-typedef struct RoomTaken
-{
-	int64 jobs; /* 0: none, and the other fields are meaningless */
-	int32 qstate_index;
-	uint32 life;
-} RoomTaken;
-
-/* What is counted of a queue. */
-typedef struct UnfinishedView
-{
-	int64 jobs;	   /* committed unfinished jobs */
-	int64 taken;   /* room of all open transactions */
-	bool is_bound; /* jobs is a lower bound */
-} UnfinishedView;
-
-extern const ShmemPart idemq_unfinished_part;
-extern const ShmemPart idemq_unfinished_open_part;
-
-extern void idemq_unfinished_reset(int index, Oid database, int32 queue_id);
-extern void idemq_unfinished_forget(int index);
-extern void idemq_unfinished_unset_database(Oid database);
-extern bool idemq_unfinished_is_counted(const QueueState *qstate);
-extern RoomAnswer idemq_room_take(const QueueState *qstate, int32 queue_id, int64 jobs, int64 limit,
-								  RoomTaken *room);
-extern RoomAnswer idemq_room_peek(const QueueState *qstate, int32 queue_id, int64 jobs,
-								  int64 limit);
-extern void idemq_room_pass_on(int qstate_index, int64 jobs);
-extern void idemq_room_signal_again(const QueueState *qstate, int32 queue_id);
-extern void idemq_room_take_unasked(const QueueState *qstate, int32 queue_id, int64 jobs,
-									RoomTaken *room);
-extern void idemq_room_give_back(RoomTaken *room, int64 jobs);
-extern void idemq_unfinished_apply(const QueueState *qstate, int32 queue_id, uint64 xid,
-								   int64 added, RoomTaken *room);
-extern bool idemq_unfinished_begin_count(const QueueState *qstate, int32 queue_id, int64 limit,
-										 Snapshot *snapshot, int64 *bound);
-extern void idemq_unfinished_end_count(int64 jobs);
-extern void idemq_unfinished_cancel_count(void);
-extern bool idemq_unfinished_await_count(const QueueState *qstate, int32 queue_id, int64 until);
-extern bool idemq_unfinished_view(const QueueState *qstate, int32 queue_id, UnfinishedView *view);
-
-/*
  * settings_version.c
- *		Numbers that move when the settings of a queue or a database change.
+ *		Numbers that change whenever the settings of a queue or a database change.
  */
 
-/* All versions of queues, copied. */
-typedef struct SettingsVersions SettingsVersions;
+typedef enum DatabaseVersion
+{
+	VERSION_ANY_QUEUE,	/* changes with each change of any queue */
+	VERSION_ALL_QUEUES, /* changes when all queues change at once (TRUNCATE, COMMIT PREPARED) */
+	VERSION_FOLLOWING,	/* changes when the database begins or ceases to follow another */
+	DATABASE_VERSIONS
+} DatabaseVersion;
 
 extern const ShmemPart idemq_versions_part;
 extern void idemq_version_move(int32 queue_id);
 extern void idemq_version_move_following(void);
-extern uint64 idemq_version_of_following(void);
 extern uint64 idemq_version_of_queue(int32 queue_id);
-extern uint64 idemq_version_of_list(void);
-extern uint64 idemq_version_of_all(void);
-extern SettingsVersions *idemq_versions_copy(void);
-extern uint64 idemq_versions_copied(const SettingsVersions *versions, int32 queue_id);
-
-/*
- * recovery_point.c
- *		How far the search for leases that memory lost has come, in each queue's
- *		state.  job/recover.c does the searching.
- */
-
-extern void idemq_qstate_begin_recovery(QueueState *qstate, int64 not_before);
-extern void idemq_qstate_need_recovery(QueueState *qstate, int32 queue_id);
-extern bool idemq_qstate_recovery_point(QueueState *qstate, int32 queue_id, bool whole,
-										RecoveryPoint *point);
-extern void idemq_qstate_recovered_to(QueueState *qstate, int32 queue_id,
-									  const RecoveryPoint *point);
+extern uint64 idemq_version_of_database(DatabaseVersion which);
 
 #endif

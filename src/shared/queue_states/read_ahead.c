@@ -1,57 +1,56 @@
 /*
  * shared/queue_states/read_ahead.c
- *		The read-ahead buffer: a copy of the next entries of a queue's ready index, so that
- *		most claims of a few jobs need no b-tree scan.
+ *		The read-ahead buffer: a copy of the next entries of a queue's ready index, so that most
+ *		claims of a few jobs need no b-tree scan.
  *
- * It has each entry of the index, whoever may see its row, of one priority and a range of
- * keys.  Claims go through it as through the index: what they may pass, and how far the
- * scan start moves, does not depend on the buffer (scan_start.c).  Nothing is taken out of it, so
- * there is nothing to give back: what lies below the scan start is old, and goes with the next
- * install.
+ * The buffer contains every index entry of one priority in a range of keys, whether or not any
+ * snapshot sees its row.  Claims read it like the index: which entries they may pass, and how far
+ * the scan start advances, does not depend on the buffer (scan_start.c).  Nothing is removed from
+ * it, so nothing has to be given back; entries below the scan start are old, and disappear at the
+ * next install.
  *
- * What a claim needs of the index is this: a version that its snapshot s sees, and that is
- * claimable, has its entry among those that it goes through; or the scan start is lowered to
- * its key, or below, after the claim has read the scan start, at r < s.  The read-ahead buffer
- * keeps that:
+ * A claim relies on this: if its snapshot s sees a version that can be claimed, then the entry of
+ * that version is among the entries that it reads; or the scan start is lowered to its key, or
+ * below, after the claim has read the scan start, at r < s.  The buffer preserves this:
  *
- *	 - It is filled by a scan of the index that begins after its session has read the
- *	   sequence of lowerings, at r0.  All entries are copied: of leased jobs, of rows that
- *	   no snapshot shows yet, of dead ones.
- *	 - At install it is cut at the least key lowered since r0; after that, each lowering
- *	   cuts it at its key, under the same lock: entries from that key on go, and the range
- *	   ends there.
- *	 - So let an entry of a key in the range be missing at r.  It came into the index after
- *	   the scan that last filled that place had passed, after r0: its writer will lower the
- *	   scan start, or has done so, after r0.  Before r that would have cut the read-ahead buffer.
- *	   So the lowering comes after r.
- *	 - A row whose update was not HOT has an entry more, and often with the same key: the
- *	   version that a snapshot sees may be that of any of them.  So a read-ahead buffer and a copy
- *	   of it end between two keys (whole_keys): a claim that goes on behind the last key has not
- *	   left an entry of that key out.  Of the key with which a read-ahead buffer begins, it lacks
- *	   only entries that the scan had passed and its snapshot did not see: a session that makes one
- *	   of them claimable lowers to it.
- *	 - A HOT update has no entry of its own: the read-ahead buffer has the root of its chain, as the
- *	   index does.  An update that makes a new entry with an old key (a claim on a full
- *	   page) lowers no scan start when it commits, and need not: its version is not claimable,
- *	   and the version that will be lowers to its own key.
- *	 - What VACUUM has taken out of the index no snapshot saw any more.  Another row may
- *	   stand in its place now: the claim compares the row with the key.  After VACUUM FULL
- *	   the TIDs are of another file: a claim that has the table open compares the file's
- *	   number, and goes by the index.
- *	 - A transaction's own rows, which it may claim before they are committed and lowered
- *	   to, cut its copy (txn/pending_queues.c).  Above READ COMMITTED there is no read-ahead buffer.
+ *	 - It is filled by an index scan that begins after its session has read the sequence number of
+ *	   lowerings, at r0.  All entries are copied: of leased jobs, of rows that no snapshot shows
+ *	   yet, and of dead rows.
+ *	 - When entries are installed, they are truncated at the least key lowered since r0.  After
+ *	   that, each lowering truncates the buffer at its key, under the same lock: entries from that
+ *	   key on are removed, and the range ends there.
+ *	 - Suppose that an entry with a key in the range is missing at r.  It was added to the index
+ *	   after the scan that last filled that place had passed, so after r0, and its writer lowers the
+ *	   scan start after r0.  Before r, that would have truncated the buffer.  So the lowering comes
+ *	   after r.
+ *	 - A row whose update was not HOT has another entry, often with the same key, and the version
+ *	   that a snapshot sees may belong to any of them.  So the buffer, and a copy of it, end between
+ *	   two keys (whole_keys): a claim that continues after the last key has missed no entry with
+ *	   that key.  Of its first key, the buffer lacks only entries that the scan had passed and that
+ *	   its snapshot did not see, and a session that makes one of them claimable lowers the scan
+ *	   start to it.
+ *	 - A HOT update has no entry of its own; the buffer contains the root of its chain, like the
+ *	   index.  An update that adds an entry with an old key (such as a claim on a full page) does
+ *	   not lower the scan start when it commits, and need not: its version cannot be claimed, and
+ *	   the version that will be claimable lowers to its own key.
+ *	 - No snapshot sees any more what VACUUM has removed from the index.  Another row may be in its
+ *	   place by now, so the claim compares the row with the key.  After VACUUM FULL, the TIDs belong
+ *	   to another file; a claim that has opened the table compares the file's number, and uses the
+ *	   index instead.
+ *	 - A transaction may claim its own rows before they are committed.  They truncate its copy
+ *	   (txn/pending_queues.c).  Above READ COMMITTED, the buffer is not used.
  *		Model: test/model/scan_start.pml, with three entries.
  *
- * A queue has one read-ahead buffer, of one priority.  Another buffer replaces it if that has more
- * entries ahead of its scan start, or if this one no longer serves any claim.
+ * A queue has one buffer, for one priority.  It is replaced by another one that has more entries
+ * ahead of its scan start, or when it no longer serves any claim.
  *
- * Locks: the queue state's, which the callers in scan_start.c hold.
+ * Locks: the queue state's lock, which the callers in scan_start.c hold.
  */
 #include "postgres.h"
 
 #include "shared/queue_states/queue_states.h"
 
-/* Returns the position of the first entry that is not below a key. */
+/* Returns the position of the first entry whose key is not below a key. */
 static int
 position(const ReadAhead *read_ahead, ReadyKey key)
 {
@@ -70,7 +69,10 @@ position(const ReadAhead *read_ahead, ReadyKey key)
 	return low;
 }
 
-/* Returns the key where a read-ahead buffer ends: entries below it are all there. */
+/*
+ * Returns the key at which a read-ahead buffer ends: it contains all entries in its range below
+ * that key.
+ */
 ReadyKey
 idemq_read_ahead_end(const ReadAhead *read_ahead)
 {
@@ -85,8 +87,8 @@ same_key(ReadyKey a, ReadyKey b)
 }
 
 /*
- * Returns how many of the first entries, at most so many, end between two keys: each has
- * the others of its key with it.
+ * Returns how many of the first entries, at most most, end between two keys: all entries with a
+ * key, or none.
  */
 static int
 whole_keys(const ReadyEntry *entries, int count, int most)
@@ -98,7 +100,7 @@ whole_keys(const ReadyEntry *entries, int count, int most)
 	return Max(most, 0);
 }
 
-/* Returns whether a claim that begins at the scan start can go through the read-ahead buffer. */
+/* Returns whether a claim that begins at the scan start can use the read-ahead buffer. */
 static bool
 serves(const ReadAhead *read_ahead, const ReadyKey *scan_starts)
 {
@@ -106,7 +108,7 @@ serves(const ReadAhead *read_ahead, const ReadyKey *scan_starts)
 		   !ready_key_less(scan_starts[read_ahead->priority], read_ahead->from);
 }
 
-/* Returns how many entries lie ahead of the scan start, for claims to go through. */
+/* Returns the number of entries ahead of the scan start. */
 static int
 ahead(const ReadAhead *read_ahead, const ReadyKey *scan_starts)
 {
@@ -116,8 +118,8 @@ ahead(const ReadAhead *read_ahead, const ReadyKey *scan_starts)
 }
 
 /*
- * Returns whether the read-ahead buffer lacks an entry of the index: claims that go through the
- * buffer do not meet the entry, but would meet it in the index.
+ * Returns whether the buffer lacks an index entry in its range, so that claims that use the buffer
+ * miss it; for idemq.check().
  */
 bool
 idemq_read_ahead_hides(const ReadAhead *read_ahead, const ReadyKey *scan_starts, int priority,
@@ -136,7 +138,7 @@ idemq_read_ahead_hides(const ReadAhead *read_ahead, const ReadyKey *scan_starts,
 	return true;
 }
 
-/* Copies the entries that a claim of so many jobs may need, from the scan start on. */
+/* Copies the entries that a claim of wanted jobs may need, from the scan start on. */
 void
 idemq_read_ahead_copy(const ReadAhead *read_ahead, const ReadyKey *scan_starts, int wanted,
 					  ReadAheadView *view)
@@ -146,7 +148,7 @@ idemq_read_ahead_copy(const ReadAhead *read_ahead, const ReadyKey *scan_starts, 
 	view->count = view->left = 0;
 	view->priority = read_ahead->priority;
 	view->file = read_ahead->file;
-	view->bound = (ReadyKey){PG_INT64_MIN, PG_INT64_MIN};
+	view->bound = READY_KEY_MIN;
 	view->end = idemq_read_ahead_end(read_ahead);
 	if (read_ahead->count == 0 || wanted > READ_AHEAD_MAX_WANTED)
 		return;
@@ -163,14 +165,14 @@ idemq_read_ahead_copy(const ReadAhead *read_ahead, const ReadyKey *scan_starts, 
 		view->count = 0;
 }
 
-/* Ends a read-ahead buffer before its last key, of which it may not have all entries. */
+/* Truncates a read-ahead buffer before its last key, because it may lack entries with that key. */
 void
 idemq_read_ahead_drop_last_key(ReadAhead *read_ahead)
 {
 	read_ahead->count = whole_keys(read_ahead->entries, read_ahead->count, read_ahead->count - 1);
 }
 
-/* Ends a read-ahead buffer at a key. */
+/* Truncates a read-ahead buffer at a key. */
 void
 idemq_read_ahead_cut(ReadAhead *read_ahead, int priority, ReadyKey key)
 {
@@ -179,7 +181,7 @@ idemq_read_ahead_cut(ReadAhead *read_ahead, int priority, ReadyKey key)
 		read_ahead->count = position(read_ahead, key);
 }
 
-/* Ends a copy at a key. */
+/* Truncates a copy at a key. */
 void
 idemq_read_ahead_view_cut(ReadAheadView *view, int priority, ReadyKey key)
 {
@@ -194,9 +196,9 @@ idemq_read_ahead_view_cut(ReadAheadView *view, int priority, ReadyKey key)
 }
 
 /*
- * Appends to the read-ahead buffer what a scan has read where it ends, or replaces the buffer if
- * the scan has read more to claim.  fill: cut at what was lowered since its session read the
- * sequence.
+ * Appends entries to the read-ahead buffer if they continue it, or replaces the buffer with them if
+ * they serve more claims.  fill has been truncated at the least key lowered since its session read
+ * the sequence number.
  */
 void
 idemq_read_ahead_install(ReadAhead *read_ahead, const ReadyKey *scan_starts, const ReadAhead *fill)

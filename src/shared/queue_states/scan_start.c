@@ -1,86 +1,89 @@
 /*
  * shared/queue_states/scan_start.c
- *		The scan start: where a claim starts in the ready index.
+ *		The scan start: where a claim starts reading the ready index.
  *
- * For each queue and priority, a key (ready_at, id) below which nothing can be claimed.
- * It is a cache: unset (READY_KEY_MIN) is always right, and slow.
+ * For each queue and priority, the scan start is a key (ready_at, id) below which no job can be
+ * claimed.  It is a cache: if it is unset (READY_KEY_MIN), claims are correct, but slow.
  *
  * Invariant: a row below the scan start
- *	 - is not claimable in its committed version, or
+ *	 - cannot be claimed in its committed version, or
  *	 - has a lease entry, or
- *	 - is being written by a transaction that will lower the scan start to the row's key after
- *	   its commit and after its abort.
+ *	 - is being written by a transaction that will lower the scan start to the row's key after its
+ *	   commit or its abort.
  *
- * The race is between a claimer that moves the scan start up and a transaction that makes a row
- * claimable behind it.  The claimer reads sequence and scan start at time r, under the queue
- * state's lock (idemq_scan_start_read), takes its snapshot at s > r, scans from the scan start, and
- * advances at a > s (idemq_scan_start_advance).  A writer lowers after its row is visible
- * (idemq_scan_start_lower), which adds the key to a history of lowerings; the advance is bounded by
- * the least key lowered since r.  Lowerings before r are in the scan start that was read.  So the
- * claimer may pass an entry of the index if the invariant still holds for it at a, or if a lowering
- * after r answers it:
+ * The race is between a claim that advances the scan start and a transaction that makes a row below
+ * it claimable.  The claim reads the sequence number and the scan start at time r, under the queue
+ * state's lock (idemq_scan_start_read).  It takes its snapshot at s > r, scans from the scan start,
+ * and advances it at a > s (idemq_scan_start_advance).  A writer lowers the scan start after its
+ * row is visible (idemq_scan_start_lower), and adds the key to a history of lowerings.  The advance
+ * is limited to the least key lowered since r.  Lowerings before r are included in the scan start
+ * that was read.  So the claim may pass an index entry if the invariant still holds for it at time
+ * a, or if a lowering after r answers it:
  *
- *	 - It has a lease entry without a finisher: the job is being claimed, or running.
- *	   An abort of the claim drops the entry, then lowers.  An end begins after the check
- *	   of the entry: what becomes claimable by it is written after s, and lowered to.
- *	 - It has a lease entry with a finisher: the snapshot tells, as below.  If it shows the
- *	   job ready, the end has committed, and whoever made the job ready has lowered, perhaps
- *	   before r.  So the entry remembers the key, and its drop lowers to it (passed_by in
- *	   shared/leases/leases.c).
- *	 - The snapshot does not see it: its inserter commits after s, then lowers.
- *	 - It is visible, in a status that cannot be claimed: it gets a new version to become
- *	   claimable, whose writer commits after s, then lowers to the new key.
- *	 - The claimer has claimed it: its own abort lowers.
- *	 - It changed since the snapshot (READ COMMITTED): the writer committed after s, and
- *	   lowers to the old key and the new one.
- *	 - It is running without a lease entry: not claimable, until the search for lost
- *	   leases adopts it.  When an entry that was put in error goes, the scan starts are unset.
+ *	 - The job has a lease entry without a finisher: it is being claimed, or it is running.  If the
+ *	   claim aborts, the entry is removed, and then the scan start is lowered.  If the attempt ends,
+ *	   its end begins after the entry was checked, so whatever becomes claimable is written after s,
+ *	   and the scan start is lowered to it.
+ *	 - The job has a lease entry with a finisher: the snapshot decides, as below.  If it shows the
+ *	   job as ready, the finisher has committed, and the session that made the job ready has lowered
+ *	   the scan start, perhaps before r.  So the entry records the key, and when the entry is
+ *	   removed, the scan start is lowered to it (passed_by in shared/leases/leases.c).
+ *	 - The snapshot does not see the row: its inserter commits after s, and then lowers.
+ *	 - The row is visible with a status that cannot be claimed: a new version makes it claimable,
+ *	   whose writer commits after s, and then lowers to the new key.
+ *	 - This claim has claimed the job: its own abort lowers.
+ *	 - The row has changed since the snapshot (READ COMMITTED): the writer commits after s, and
+ *	   lowers to the old and the new key.
+ *	 - The job is running without a lease entry: it cannot be claimed before the search for lost
+ *	   leases adopts it.  If an entry was added in error, the scan starts are unset when it is
+ *	   removed.
  *
- * A claimer stays before a row that another session holds and that has no entry: a DBA's
- * row lock, a foreign key check, a prepared transaction, a claim with a full table.  Such a
- * holder may owe no lowering.  Above READ COMMITTED it also stays before what its own
- * snapshot does not see.
+ * A claim does not pass a row that has no lease entry and is held by another session: because of a
+ * DBA's row lock, a check of a foreign key, a prepared transaction, or a claim with a full lease
+ * table.  Such a holder may not lower the scan start afterwards.  Above READ COMMITTED, a claim
+ * also does not pass a row that its own snapshot does not see.
  *
- * The scan start is lowered to the keys of enqueue, replace, fail, release, reap, retry, redrive;
- * of expire, cancel and commit_once, if they abort; of an aborted claim; and of statements
- * that are not idemq's, by a row trigger (hooks/row_triggers.c).  A transaction keeps the
- * least key for each queue and priority (txn/pending_queues.c): too low is only slow.
+ * The scan start is lowered to the keys of enqueue, replace, fail, release, reap, retry and
+ * redrive; of expire, cancel and commit_once if they abort; of aborted claims; and of statements
+ * that are not idemq's, through a row trigger (hooks/row_triggers.c).  A transaction remembers the
+ * least key for each queue and priority (txn/pending_queues.c), because a scan start that is too
+ * low is merely slow.
  *
- * Reading before the snapshot and lowering after visibility are the two halves of the
- * proof: change neither.
- *		Model: test/model/scan_start.pml; two claimers with three calls, an enqueue, a retry, three
+ * Reading the scan start before the snapshot, and lowering it after the commit is visible, are the
+ * two halves of the proof.  Change neither.
+ *		Model: test/model/scan_start.pml; two sessions with three claims, an enqueue, a retry, three
  *		jobs under four keys, one abort.
  *
- * The history of a priority is a short list of (seq, key), both growing.  A new lowering
- * removes every entry whose key is not less: for a reader that such an entry would have
- * bounded, the new one is as low, and later.  The first entry after a reader's seq is
- * therefore the least key lowered since.  When the list is full, the older half is merged
- * in pairs, (later seq, lesser key): a reader of long ago is bounded more than need be, and
- * never less.
+ * The history of a priority is a short list of (sequence number, key), in ascending order of both.
+ * A new lowering removes every entry whose key is not smaller, because a reader that such an entry
+ * would have limited is limited at least as much by the new one, which is later.  Therefore, the
+ * first entry after a reader's sequence number has the least key lowered since then.  If the list
+ * is full, the entries of the older half are merged in pairs (the later number, the smaller key).
+ * A reader that began long ago may then be limited more than necessary, but never less.
  *
- * A claim of a few jobs goes through the queue's read-ahead buffer, a copy of the next entries of
- * the index, in place of the index itself (read_ahead.c): each lowering cuts it.
+ * A claim of a few jobs reads the queue's read-ahead buffer, a copy of the next entries of the
+ * index, instead of the index (read_ahead.c).  Each lowering truncates it.
  *
- * The net: a claim that finds nothing scans the index once more from the start, at most
- * once a second and 1 % of the time.  It is for rows changed where no trigger saw it (a
- * DBA's DISABLE TRIGGER), not the repair of a known hole.
+ * Safety net: a claim that finds nothing scans the index from its start, but at most once per
+ * second, and at most for 1 % of the time.  This finds rows that changed without any trigger (after
+ * a DBA's DISABLE TRIGGER); it does not repair a known gap.
  *
- * Locks: see README.md, level 3.  What txn/pending.c calls after commit or abort neither
- * allocates nor raises.
+ * Locks: see src/shared/README.md, level 3.  Functions that txn/pending.c calls after commit or
+ * abort neither allocate nor raise errors.
  */
 #include "postgres.h"
 
 #include "base/base.h"
 #include "shared/queue_states/queue_states.h"
 
-/* A verification takes 1/VERIFY_SHARE of the time at most, and comes at most once a second. */
+/* Verifications take at most 1/VERIFY_SHARE of the time, and begin at most once per second. */
 #define VERIFY_SHARE 100
 #define VERIFY_INTERVAL USECS_PER_SEC
 
-/* How long one session may read on for the read-ahead buffer, in microseconds. */
+/* Time after which another session may fill the read-ahead buffer, in microseconds. */
 #define FILL_TIME 10000
 
-/* Adds a lowering to a history; see the file's header. */
+/* Adds a lowering to a history; see the top of this file. */
 static void
 remember(History *history, uint64 seq, ReadyKey key)
 {
@@ -101,7 +104,7 @@ remember(History *history, uint64 seq, ReadyKey key)
 	entries[history->count++] = (Lowering){seq, key};
 }
 
-/* Lowers one scan start.  The queue state's lock held. */
+/* Lowers one scan start.  The queue state's lock must be held. */
 static void
 lower_locked(QueueState *qstate, int priority, ReadyKey to)
 {
@@ -112,7 +115,7 @@ lower_locked(QueueState *qstate, int priority, ReadyKey to)
 		qstate->scan_start[priority] = to;
 }
 
-/* Unsets all scan starts.  The queue state's lock held. */
+/* Unsets all scan starts.  The queue state's lock must be held. */
 void
 idemq_scan_start_unset_locked(QueueState *qstate)
 {
@@ -121,8 +124,8 @@ idemq_scan_start_unset_locked(QueueState *qstate)
 }
 
 /*
- * Reads scan starts and sequence, and returns with the queue state's lock held.  For a queue that
- * has no state any more it returns false, with no lock held and all scan starts unset.
+ * Reads the scan starts and the sequence number, and returns with the queue state's lock held.  If
+ * the queue has no state any more, returns false, with no lock held, and all scan starts unset.
  */
 static bool
 read_and_lock(QueueState *qstate, int32 queue_id, ScanStart *view)
@@ -143,8 +146,8 @@ read_and_lock(QueueState *qstate, int32 queue_id, ScanStart *view)
 }
 
 /*
- * Reads scan starts and sequence, and entries of the read-ahead buffer for so many jobs; to be
- * called before the claim's snapshot is taken.
+ * Reads the scan starts and the sequence number, and, for a claim of wanted jobs, the next entries
+ * of the read-ahead buffer.  Must be called before the snapshot of the claim is taken.
  */
 void
 idemq_scan_start_read(QueueState *qstate, int32 queue_id, int wanted, ScanStart *view)
@@ -157,7 +160,7 @@ idemq_scan_start_read(QueueState *qstate, int32 queue_id, int wanted, ScanStart 
 	LWLockRelease(&view->qstate->lock);
 }
 
-/* As idemq_scan_start_read, with the whole read-ahead buffer. */
+/* Like idemq_scan_start_read, but copies the whole read-ahead buffer. */
 void
 idemq_scan_start_read_whole(QueueState *qstate, int32 queue_id, ScanStart *view,
 							ReadAhead *read_ahead)
@@ -170,8 +173,8 @@ idemq_scan_start_read_whole(QueueState *qstate, int32 queue_id, ScanStart *view,
 }
 
 /*
- * Returns whether this session is to read on where the read-ahead buffer ends: one session does so
- * at a time, and another takes over when that one has not installed its entries in time.
+ * Returns whether this session must fill the read-ahead buffer from where it ends.  One session
+ * does so at a time; another one takes over if it has not installed its entries within FILL_TIME.
  */
 bool
 idemq_scan_start_may_fill(const ScanStart *view)
@@ -189,7 +192,7 @@ idemq_scan_start_may_fill(const ScanStart *view)
 	return mine;
 }
 
-/* Returns the least key lowered since a view was read.  The queue state's lock held. */
+/* Returns the least key lowered since a view was read.  The queue state's lock must be held. */
 static ReadyKey
 lowered_since(const QueueState *qstate, const ScanStart *view, int priority)
 {
@@ -204,9 +207,9 @@ lowered_since(const QueueState *qstate, const ScanStart *view, int priority)
 }
 
 /*
- * Moves a scan start up to a key below which the caller's scan, under a snapshot
- * taken after view, found nothing claimable; not past what was lowered since.
- * fill: entries for the read-ahead buffer, read by that scan; may be empty.
+ * Advances a scan start to a key below which the caller's scan found no job that can be claimed,
+ * but not beyond what has been lowered since view was read.  The scan's snapshot was taken after
+ * view was read.  fill: entries that the scan has read for the read-ahead buffer; may be empty.
  */
 void
 idemq_scan_start_advance(const ScanStart *view, int32 queue_id, int priority, ReadyKey to,
@@ -237,7 +240,10 @@ idemq_scan_start_advance(const ScanStart *view, int32 queue_id, int priority, Re
 	LWLockRelease(&qstate->lock);
 }
 
-/* Lowers a scan start to a key that has become claimable; to be called after that is visible. */
+/*
+ * Lowers a scan start to the key of a job that can be claimed now; must be called after that is
+ * visible.
+ */
 void
 idemq_scan_start_lower(QueueState *qstate, int32 queue_id, int priority, ReadyKey to)
 {
@@ -249,8 +255,8 @@ idemq_scan_start_lower(QueueState *qstate, int32 queue_id, int priority, ReadyKe
 }
 
 /*
- * Returns whether it is time to scan from the start of the index, whatever the
- * scan start says: the net under DML that no trigger and no hook has seen.
+ * Returns whether a claim that finds nothing must scan from the start of the index now; see "Safety
+ * net" above.
  */
 bool
 idemq_scan_start_verify_due(QueueState *qstate, int32 queue_id)
@@ -267,7 +273,7 @@ idemq_scan_start_verify_due(QueueState *qstate, int32 queue_id)
 	return due;
 }
 
-/* Defers the next verification after one that took so many microseconds. */
+/* Postpones the next verification, after one that took took microseconds. */
 void
 idemq_scan_start_verified(QueueState *qstate, int32 queue_id, int64 took)
 {
@@ -277,6 +283,7 @@ idemq_scan_start_verified(QueueState *qstate, int32 queue_id, int64 took)
 	LWLockRelease(&qstate->lock);
 }
 
+/* Unsets all scan starts of a queue. */
 void
 idemq_scan_start_unset(QueueState *qstate, int32 queue_id)
 {
@@ -287,9 +294,8 @@ idemq_scan_start_unset(QueueState *qstate, int32 queue_id)
 }
 
 /*
- * Returns whether a scan start may have been lowered to a key, or below it, since view
- * was read.  The answer is also true if the queue has another state now, and may be true if a long
- * history was merged.
+ * Returns whether a scan start may have been lowered to a key, or below it, since view was read.
+ * Also returns true if the queue has another state now, and perhaps if the history was merged.
  */
 bool
 idemq_scan_start_lowered_since(const ScanStart *view, int32 queue_id, int priority, ReadyKey key)

@@ -1,15 +1,15 @@
 /*
  * shared/waiters/end_wait.c
- *		Ending the waits of other sessions early, as if their timeouts had passed.
+ *		Ends the waits of other sessions early, as if their timeouts had passed.
  *
- * A worker that stops has a session asleep in CALL idemq.wait.  A cancel request would end that
- * call, but the server logs each one as an ERROR.  Instead, another session of the same role asks
- * for the end of the wait (report_worker, argument end_waits).
+ * A worker that is stopping has a session asleep in CALL idemq.wait.  A cancel request would end
+ * that call, but the server logs each one as an ERROR.  Instead, another session of the same role
+ * asks for the end of the wait (report_worker, argument end_waits).
  *
- * A request is a mark on a session: the array has an element per PGPROC, which contains the
- * process id of the session whose wait must end, or 0.  The mark stays until a wait of that session
- * takes it.  So a request that arrives just before the wait begins is not lost: that wait ends at
- * once.  A session that gets the PGPROC later has another process id and ignores the mark.
+ * A request is a mark on a session: an array with one element per PGPROC contains the process id of
+ * the session whose wait must end, or 0.  The mark stays until a wait of that session takes it.  So
+ * a request that arrives just before the wait begins is not lost: that wait ends at once.  A later
+ * session with the same PGPROC has another process id, and ignores the mark.
  *
  *		waiter							requester
  *		1 checks for work				1 writes the mark
@@ -19,10 +19,10 @@
  *
  * The mark is written before the latch is set, and the latch is reset before the mark is read, so a
  * waiter does not sleep through a request.  A request that meets no wait, or the wrong session,
- * does no harm: a wait may return early at any time, and its caller waits again.
+ * does no harm, because a wait may return early at any time, and its caller then waits again.
  *
- * Locks: ProcArrayLock, shared, while a session is looked up and marked, so that it cannot exit
- * meanwhile.  The marks are atomics.
+ * Locks: ProcArrayLock, shared, while a session is looked up and marked, so that it cannot exit in
+ * the meantime.  The marks are atomics.
  */
 #include "postgres.h"
 
@@ -36,30 +36,25 @@
 #include "base/compat.h"
 #include "shared/waiters/waiters.h"
 
-static pg_atomic_uint32 *marks = NULL;
-
-static int
-mark_count(void)
-{
-	return MaxBackends;
-}
+static pg_atomic_uint32 *end_marks = NULL;
 
 static void
-init_marks(int tranche)
+init_end_marks(int tranche)
 {
-	for (int i = 0; i < mark_count(); i++)
-		pg_atomic_init_u32(&marks[i], 0);
+	for (int i = 0; i < MaxBackends; i++)
+		pg_atomic_init_u32(&end_marks[i], 0);
 }
 
-const ShmemPart idemq_end_wait_part = {.area = (void **) &marks,
+const ShmemPart idemq_end_wait_part = {.area = (void **) &end_marks,
 									   .each = sizeof(pg_atomic_uint32),
-									   .count = mark_count,
+									   .count = idemq_session_count,
 									   .lies_in = AREA_SESSIONS,
-									   .init = init_marks};
+									   .init = init_end_marks};
 
 /*
- * Ends the wait of the session with a process id, or its next wait if it is not waiting.  Does
- * nothing unless that session is in this database and has logged in as the same role as this one.
+ * Ends the wait of the session with a process id, or its next wait if it is not waiting now.  Does
+ * nothing unless that session is in this database and has logged in as the same role as this
+ * session.
  */
 void
 idemq_end_wait_of(int pid)
@@ -70,7 +65,7 @@ idemq_end_wait_of(int pid)
 	proc = BackendPidGetProcWithLock(pid);
 	if (proc != NULL && proc->databaseId == MyDatabaseId && proc->roleId == MyProc->roleId)
 	{
-		pg_atomic_write_u32(&marks[proc - GetPGProcByNumber(0)], (uint32) pid);
+		pg_atomic_write_u32(&end_marks[proc - GetPGProcByNumber(0)], (uint32) pid);
 		SetLatch(&proc->procLatch);
 	}
 	LWLockRelease(ProcArrayLock);
@@ -80,7 +75,7 @@ idemq_end_wait_of(int pid)
 bool
 idemq_end_wait_taken(void)
 {
-	pg_atomic_uint32 *mark = &marks[IDEMQ_MY_PROC_NUMBER];
+	pg_atomic_uint32 *mark = &end_marks[IDEMQ_MY_PROC_NUMBER];
 
 	if (pg_atomic_read_u32(mark) != (uint32) MyProcPid)
 		return false;

@@ -34,7 +34,7 @@
  * signal does not interrupt another job (handler/limits.c).  A job of the same batch that is not
  * running yet is marked only in its lease.  The process writes its token and then looks at the lease;
  * the sender marks the lease and then looks at the token; so one of them finds the other.  The sender
- * holds the lock of the lease's partition, which the process takes when it exits (lease_scan.c), so
+ * holds the lock of the lease's partition, which the process takes when it exits (leases/lease_sessions.c), so
  * the signal cannot reach another process.
  *
  * An unnecessary mark does no harm: the process sends a heartbeat that was not due.

@@ -1,56 +1,59 @@
 /*
  * shared/waiters/wake.c
- *		The sessions that sleep until there is work (CALL idemq.wait, wait_any,
- *		wait_result) or until a queue with max_unfinished has room
- *		(CALL idemq.wait_for_room), and what wakes them.
+ *		Waiters: sessions that sleep until there is work (CALL idemq.wait, wait_any), until a job
+ *		has a result (wait_result), or until a queue with max_unfinished has room (CALL
+ *		idemq.wait_for_room); and what wakes them.
  *
- * Each queue has a set of waiters, a bit for each session, and a count that is never
- * less than the bits set; so has each of RESULT_SETS hash values of a job's id.  A
- * condition variable would not do: one session may be in the sets of many queues, and one
- * signal must reach one waiter.
+ * Each queue has a set of waiters: a bit for each session, and a count that is never less than the
+ * number of bits set.  So has each of RESULT_SETS hash values of a job's id.  A condition variable
+ * would not do, because a session may be in the sets of many queues, and one signal must wake
+ * exactly one waiter.
  *
  *		waiter							waker
- *		1 counts itself, sets its bit	1 makes the job visible: its commit
- *		  (full barrier)				2 full barrier, reads the count; 0: none sleeps
- *		2 takes a snapshot, checks		3 clears a bit, atomically; the one that
- *		3 bit still set: sleeps			  clears it, and no other,
- *		4 resets its latch, checks		4 sets that session's latch
- *		  its bit again
+ *		1 increments the count,			1 makes the job visible: its commit
+ *		  sets its bit (full barrier)	2 full barrier, reads the count; 0: no one sleeps
+ *		2 takes a snapshot, checks		3 clears a bit, atomically; only the session
+ *		3 if its bit is still set,		  that has cleared it
+ *		  sleeps						4 sets the waiter's latch
+ *		4 resets its latch, then
+ *		  checks its bit again
  *
- * No signal is lost between check and sleep: if the waker's 2 sees the count, it signals
- * a waiter.  If not, the waiter's 1 comes after it, so the waiter's snapshot is newer
- * than the waker's commit, and finds the job.  The bit is cleared before the latch is
- * set: a waiter that resets the latch first sees the bit cleared, and one that checks
- * the bit first finds the latch set.
+ * No signal is lost between the check and the sleep.  If the waker's step 2 sees the waiter in the
+ * count, it signals a waiter.  Otherwise the waiter's step 1 comes later, so the waiter's snapshot
+ * is newer than the waker's commit, and the waiter finds the job.  The bit is cleared before the
+ * latch is set: a waiter that resets the latch first then sees that its bit is cleared, and a
+ * waiter that checks the bit first then finds the latch set.
  *		Model: test/model/wake.pml; two waiters, two wakers, one cancel.
  *
- * A bit is one signal to one waiter: n jobs clear n bits.  All waiters are woken only
- * where what they know is old: settings, resume, DROP, TRUNCATE, COMMIT PREPARED, a result,
- * and the worker's end, since without a worker they check once a second.
+ * A cleared bit is one signal to one waiter, so n jobs clear n bits.  All waiters are woken only if
+ * what they know is out of date: after a change of settings, resume, DROP, TRUNCATE, COMMIT
+ * PREPARED or a result, and when the worker ends, because without a worker they check once per
+ * second.
  *
- * A signal can be lost with the session that got it.  There are three nets:
- *	 - A waiter that leaves without having checked, by an error, a cancel, a timeout or
- *	   another queue's signal, passes the signal on (api/wait.c).
- *	 - Fewer waiters were signalled than there are jobs: a claim that leaves something
- *	   due behind wakes the next, of lower priorities too (api/claim.c).
- *	 - A waiter returned, and its client never claims: the worker signals again when a
+ * A signal is lost if the session that gets it ends.  There are three safety nets:
+ *	 - A waiter that leaves without having checked, because of an error, a cancel, a timeout or a
+ *	   signal from another queue, passes the signal on (api/wait.c).
+ *	 - Fewer waiters may have been signalled than there are jobs.  A claim that leaves a ready job
+ *	   behind, even of a lower priority, wakes the next waiter (api/claim.c).
+ *	 - A waiter may return from its wait without claiming afterwards.  The worker signals again if a
  *	   queue has had no claim for UNCLAIMED_AFTER since a signal (DUE_SIGNAL).
  *
- * What comes due by time alone has no commit that signals.  Its enqueue lowers DUE_READY,
- * and the worker signals at that time.  A waiter also knows from its check when to check
- * again: at the next due time, or soon if a row was held, whose holder signals nobody.
+ * If a job becomes ready only because time passes, no commit signals it.  Its enqueue lowers
+ * DUE_READY, and the worker signals at that time.  A waiter also learns from its check when it must
+ * check again: when the next job becomes ready, or soon if a row was locked, because the session
+ * that holds the lock signals no one.
  *
- * A lowering that may mean nothing (after an abort, by a drop of a lease entry) signals a
- * waiter, and has the worker check the queue before it notifies those who LISTEN.  A
- * commit that makes jobs ready is announced for NOTIFY without a check; one that only takes
- * a job away (cancel, commit_once, expire) announces nothing.
+ * A scan start may have been lowered although no job became ready (after an abort, or when a lease
+ * entry is removed).  Then one waiter is signalled, and the worker checks the queue before it sends
+ * NOTIFY.  After a commit that makes jobs ready, NOTIFY is sent without a check.  After a commit
+ * that only takes a job away (cancel, commit_once, expire), it is not sent.
  *
- * Each queue has a second set, of waiters for room, and each of these says how much room it needs.
- * Both the wakers and the waiters that check for room hold the lock of the queue's unfinished jobs.
- * shared/queue_states/unfinished.c says which waiters are woken.
+ * Each queue also has a second set, of waiters for room, each of which announces how much room it
+ * needs.  Both the wakers and the waiters that check for room hold the lock of the queue's
+ * unfinished jobs. shared/counts/unfinished.c says which waiters are woken.
  *
- * Locks: none, atomics only.  What txn/pending.c calls after commit and abort neither
- * allocates nor raises.
+ * Locks: none, only atomics.  Functions that are called after commit and abort neither allocate nor
+ * raise errors.
  */
 #include "postgres.h"
 
@@ -66,14 +69,14 @@
 #include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 
-/* Sets of the sessions that wait for a job's result: a power of two. */
+/* Number of sets of waiters for results; a power of two. */
 #define RESULT_SETS 256
-/* A queue whose waiters got a signal, but that has had no claim for so long, gets another. */
+/* Microseconds without a claim after which the worker signals the waiters of a queue again. */
 #define UNCLAIMED_AFTER INT64CONST(100000)
 #define BITS 64
 
 static char *wake_sets = NULL;
-/* How much room each session needs, by session number; written before the session sets its bit. */
+/* How much room each session needs, by proc number; written before the session sets its bit. */
 static pg_atomic_uint32 *wanted_room = NULL;
 
 static int
@@ -85,12 +88,15 @@ word_count(void)
 static Size
 wake_set_size(void)
 {
-	/* A set has cache lines of its own: every commit in a queue reads its count. */
+	/* Each set has its own cache lines, because every commit in a queue reads the count. */
 	return CACHELINEALIGN(offsetof(Waiters, bits) +
 						  mul_size(sizeof(pg_atomic_uint64), word_count()));
 }
 
-/* Each queue state has a set for jobs, before the sets for results, and a set for room, after them. */
+/*
+ * Sets for jobs, one per queue state; then sets for results; then sets for room, one per queue
+ * state.
+ */
 static int
 set_count(void)
 {
@@ -126,12 +132,6 @@ const ShmemPart idemq_wake_part = {.area = (void **) &wake_sets,
 								   .lies_in = AREA_QUEUES,
 								   .init = wake_init_sets};
 
-static int
-session_count(void)
-{
-	return MaxBackends;
-}
-
 static void
 init_wanted_room(int tranche)
 {
@@ -141,18 +141,18 @@ init_wanted_room(int tranche)
 
 const ShmemPart idemq_wanted_room_part = {.area = (void **) &wanted_room,
 										  .each = sizeof(pg_atomic_uint32),
-										  .count = session_count,
+										  .count = idemq_session_count,
 										  .lies_in = AREA_QUEUES,
 										  .init = init_wanted_room};
 
-/* Returns the set of waiters of the queue that has a queue state. */
+/* Returns the set of waiters for jobs of a queue. */
 Waiters *
 idemq_waiters_of_queue(const QueueState *qstate)
 {
 	return set_at(idemq_qstate_index(qstate));
 }
 
-/* Returns the set of waiters for a job's result, which jobs with the same hash value share. */
+/* Returns the set of waiters for the result of a job; jobs with the same hash value share a set. */
 Waiters *
 idemq_waiters_of_job(Oid database, int64 job_id)
 {
@@ -162,14 +162,14 @@ idemq_waiters_of_job(Oid database, int64 job_id)
 	return set_at(idemq_max_queues + (hash & (RESULT_SETS - 1)));
 }
 
-/* Returns the set of waiters for room in the queue of a queue state. */
+/* Returns the set of waiters for room in the queue whose state has that index. */
 Waiters *
 idemq_waiters_for_room(int qstate_index)
 {
 	return set_at(idemq_max_queues + RESULT_SETS + qstate_index);
 }
 
-/* Returns the index of the queue state that has a set of waiters for room. */
+/* Returns the index of the queue state to which a set of waiters for room belongs. */
 int
 idemq_waiters_room_index(const Waiters *waiters)
 {
@@ -177,14 +177,14 @@ idemq_waiters_room_index(const Waiters *waiters)
 		   RESULT_SETS;
 }
 
-/* Says how much room this session needs.  Must be called before it joins a set of waiters for room. */
+/* Announces how much room this session needs, before it joins a set of waiters for room. */
 void
 idemq_waiters_want_room(uint32 jobs)
 {
 	pg_atomic_write_u32(&wanted_room[IDEMQ_MY_PROC_NUMBER], jobs);
 }
 
-/* Returns whether a session sleeps; to be called after the work is visible. */
+/* Returns whether a set contains a waiter; called after the work is visible. */
 bool
 idemq_waiters_any(Waiters *waiters)
 {
@@ -192,7 +192,7 @@ idemq_waiters_any(Waiters *waiters)
 	return pg_atomic_read_u32(&waiters->count) > 0;
 }
 
-/* Sets this session's bit.  Returns false when it was still set: there was no signal. */
+/* Sets this session's bit.  Returns false if it was still set, so there has been no signal. */
 bool
 idemq_waiters_join(Waiters *waiters)
 {
@@ -200,7 +200,7 @@ idemq_waiters_join(Waiters *waiters)
 	uint64 before;
 
 	IDEMQ_STOP("idemq_waiters_join");
-	/* First: a waker that reads a count of 0 misses no bit on which a session sleeps. */
+	/* The count first, so that a waker that reads 0 does not miss a waiter that sleeps. */
 	pg_atomic_fetch_add_u32(&waiters->count, 1);
 	before = pg_atomic_fetch_or_u64(&waiters->bits[IDEMQ_MY_PROC_NUMBER / BITS], bit);
 	if (before & bit)
@@ -217,7 +217,9 @@ idemq_waiters_waits(Waiters *waiters)
 	return (pg_atomic_read_u64(&waiters->bits[IDEMQ_MY_PROC_NUMBER / BITS]) & bit) != 0;
 }
 
-/* Clears this session's bit.  Returns whether a waker had: a signal that was not answered. */
+/*
+ * Clears this session's bit.  Returns whether a waker had cleared it already, which was a signal.
+ */
 bool
 idemq_waiters_leave(Waiters *waiters)
 {
@@ -229,7 +231,9 @@ idemq_waiters_leave(Waiters *waiters)
 	return (before & bit) == 0;
 }
 
-/* Signals a session; returns false if another waker has signalled it, or if it has left. */
+/*
+ * Signals the waiter at a bit; returns false if another waker has signalled it, or if it has left.
+ */
 static bool
 signal_session(Waiters *waiters, int word, int n)
 {
@@ -243,29 +247,10 @@ signal_session(Waiters *waiters, int word, int n)
 }
 
 /*
- * Signals up to max of the waiters of one word; of one database, unless that is InvalidOid.
- * Returns how many.  Each is signalled once: a session that sets its bit from here on sees what
- * we tell of, and would keep us here as long as it finds nothing.
+ * Signals up to max waiters of a set, of one database unless that is InvalidOid; returns how many.
  */
-static int
-wake_word(Waiters *waiters, int word, Oid database, int max)
-{
-	int woken = 0;
-	uint64 bits = pg_atomic_read_u64(&waiters->bits[word]);
-
-	for (; woken < max && bits != 0; bits &= bits - 1)
-	{
-		int n = pg_rightmost_one_pos64(bits);
-
-		if (OidIsValid(database) && GetPGProcByNumber(word * BITS + n)->databaseId != database)
-			continue;
-		woken += signal_session(waiters, word, n);
-	}
-	return woken;
-}
-
-static int
-wake_some(Waiters *waiters, Oid database, int max)
+int
+idemq_waiters_wake(Waiters *waiters, Oid database, int max)
 {
 	static uint32 last = 0;
 	int words = word_count();
@@ -274,25 +259,35 @@ wake_some(Waiters *waiters, Oid database, int max)
 
 	if (!idemq_waiters_any(waiters))
 		return 0;
-	/* No word is always the first: each waker begins at another, and at the next one each time. */
+	/* Begins at a different word each time, and in each session, so that waiters take turns. */
 	first = (int) ((last++ + (uint32) MyProcPid) % (uint32) words);
 	for (int i = 0; i < words && woken < max; i++)
-		woken += wake_word(waiters, (first + i) % words, database, max - woken);
+	{
+		int word = (first + i) % words;
+
+		/*
+		 * A word is read once.  A session that sets its bit after that sees what we signal.  If it
+		 * were signalled as well, a session that finds no work could keep us here for long.
+		 */
+		for (uint64 bits = pg_atomic_read_u64(&waiters->bits[word]); woken < max && bits != 0;
+			 bits &= bits - 1)
+		{
+			int n = pg_rightmost_one_pos64(bits);
+
+			if (OidIsValid(database) && GetPGProcByNumber(word * BITS + n)->databaseId != database)
+				continue;
+			woken += signal_session(waiters, word, n);
+		}
+	}
 	return woken;
 }
 
-/* Signals up to max waiters; returns how many. */
-int
-idemq_waiters_wake(Waiters *waiters, int max)
-{
-	return wake_some(waiters, InvalidOid, max);
-}
-
 /*
- * Signals waiters that together need no more than that room, skipping each one that needs more than is
- * left.  Returns how much room the signalled waiters need.  The search begins at session *next and
- * wraps around once, so that waiters take turns.  Otherwise, a session that soon waits again could get
- * all the room.  Sets *next to the session after the last one that was signalled.
+ * Signals waiters for room as long as they fit into that room together, skipping each waiter that
+ * needs more than is left.  Returns how much room the signalled waiters need.  The search begins at
+ * session *next and wraps around once, so that waiters take turns; otherwise, a session that soon
+ * waits again could get all the room.  Sets *next to the session after the last one that was
+ * signalled.
  */
 int64
 idemq_waiters_wake_for_room(Waiters *waiters, int64 room, int *next)
@@ -303,7 +298,10 @@ idemq_waiters_wake_for_room(Waiters *waiters, int64 room, int *next)
 
 	if (!idemq_waiters_any(waiters))
 		return 0;
-	/* The first word is read twice: first for the sessions from first on, at the end for those below. */
+	/*
+	 * The first word is read twice: at first for the sessions from first on, at the end for the
+	 * others.
+	 */
 	for (int i = 0; i <= words && left > 0; i++)
 	{
 		int word = (first / BITS + i) % words;
@@ -329,20 +327,21 @@ idemq_waiters_wake_for_room(Waiters *waiters, int64 room, int *next)
 }
 
 /*
- * Signals up to count waiters, and asks for a process of the queue's handler; the worker checks
- * whether a claim follows.
+ * Signals up to count waiters for jobs of a queue, and requests a process for the queue's handler.
+ * The worker checks whether a claim follows.
  */
 void
 idemq_wake_again(QueueState *qstate, int count)
 {
 	idemq_handler_call(qstate);
-	if (idemq_waiters_wake(idemq_waiters_of_queue(qstate), count) > 0)
+	if (idemq_waiters_wake(idemq_waiters_of_queue(qstate), InvalidOid, count) > 0)
 		idemq_due_in(qstate, DUE_SIGNAL, UNCLAIMED_AFTER);
 }
 
 /*
- * To be called after a commit has lowered a scan start: count jobs are ready, and later, unless
- * it is DT_NOEND, is when the next comes due.  A queue that has no state has no waiters.
+ * Called after a commit has lowered a scan start: count jobs are ready now, and the next one will
+ * be ready at the time later (DT_NOEND: none).  Does nothing if the queue has no state, because
+ * then it has no waiters.
  */
 void
 idemq_wake_ready(QueueState *qstate, int32 queue_id, int count, TimestampTz later)
@@ -353,18 +352,15 @@ idemq_wake_ready(QueueState *qstate, int32 queue_id, int count, TimestampTz late
 	idemq_due_by(qstate, DUE_READY, later);
 	if (count == 0)
 		return;
-	/*
-	 * Those who LISTEN are notified, soon.  The first call since the worker's last NOTIFY wakes
-	 * it, or comes while it is awake.
-	 */
+	/* Only the first call since the worker's last NOTIFY has to set the due time. */
 	if (idemq_notify)
 		idemq_due_in(qstate, DUE_NOTIFY, idemq_notify_delay * INT64CONST(1000));
 	idemq_wake_again(qstate, count);
 }
 
 /*
- * As idemq_wake_ready, when it is not known whether something is ready: those who
- * LISTEN are notified if the worker finds it.
+ * Like idemq_wake_ready, if it is not known whether a job is ready; the worker checks before
+ * NOTIFY.
  */
 void
 idemq_wake_if_ready(QueueState *qstate, int32 queue_id, int count)
@@ -377,61 +373,56 @@ idemq_wake_if_ready(QueueState *qstate, int32 queue_id, int count)
 	idemq_wake_again(qstate, count);
 }
 
-/* Wakes a database's waiters for results; those of others share the sets, and are not woken. */
-static void
-wake_result_waiters(Oid database)
+/*
+ * Wakes the waiters for results of a database, but not those of other databases in the same sets.
+ */
+void
+idemq_wake_for_results(Oid database)
 {
 	for (int i = 0; i < RESULT_SETS; i++)
-		(void) wake_some(set_at(idemq_max_queues + i), database, PG_INT32_MAX);
+		(void) idemq_waiters_wake(set_at(idemq_max_queues + i), database, PG_INT32_MAX);
 }
 
-/* Wakes all waiters of this database for results: what they wait for may be gone. */
-void
-idemq_wake_for_results(void)
-{
-	wake_result_waiters(MyDatabaseId);
-}
-
-/* Wakes all sessions that wait for jobs of a queue or for room in it. */
+/* Wakes all waiters for jobs of a queue, and all waiters for room in it. */
 static void
 wake_all_of(const QueueState *qstate)
 {
-	(void) idemq_waiters_wake(idemq_waiters_of_queue(qstate), PG_INT32_MAX);
-	(void) idemq_waiters_wake(idemq_waiters_for_room(idemq_qstate_index(qstate)), PG_INT32_MAX);
+	(void) idemq_waiters_wake(idemq_waiters_of_queue(qstate), InvalidOid, PG_INT32_MAX);
+	(void) idemq_waiters_wake(idemq_waiters_for_room(idemq_qstate_index(qstate)), InvalidOid,
+							  PG_INT32_MAX);
 }
 
-/* Wakes all waiters of a queue that was changed or dropped, and this database's for results. */
+/* Wakes all waiters of a queue that was changed or dropped, and all waiters for results. */
 void
 idemq_wake_queue(QueueState *qstate, int32 queue_id)
 {
 	qstate = idemq_qstate_current(qstate, queue_id);
 	if (qstate != NULL)
 		wake_all_of(qstate);
-	idemq_wake_for_results();
-}
-
-static void
-wake_qstate(const QueueStateView *view, void *arg)
-{
-	if (*(bool *) arg)
-		idemq_due_by(view->qstate, DUE_READY, idemq_now() + idemq_notify_delay * INT64CONST(1000));
-	idemq_due_by(view->qstate, DUE_HANDLER, 0);
-	wake_all_of(view->qstate);
+	idemq_wake_for_results(MyDatabaseId);
 }
 
 /*
- * Wakes all waiters for any queue or result of a database: what they know of it is
- * old.  With ready, the worker also looks at each queue, and notifies those who LISTEN if
- * something is ready.
+ * Wakes all waiters of a database, because what they know is out of date.  ready: the worker must
+ * also check each queue for ready jobs, and send NOTIFY.
  */
 void
 idemq_wake_database(Oid database, bool ready)
 {
-	idemq_for_each_qstate(database, wake_qstate, &ready);
-	wake_result_waiters(database);
+	QueueStateView view = {0};
+
+	while (idemq_qstate_next(database, &view))
+	{
+		if (ready)
+			idemq_due_by(view.qstate, DUE_READY,
+						 idemq_now() + idemq_notify_delay * INT64CONST(1000));
+		idemq_due_by(view.qstate, DUE_HANDLER, 0);
+		wake_all_of(view.qstate);
+	}
+	idemq_wake_for_results(database);
 }
 
-/* Notes a claim: it answers the signals so far. */
+/* Notes a claim, which answers the signals so far. */
 void
 idemq_wake_claimed(QueueState *qstate)
 {
@@ -439,10 +430,10 @@ idemq_wake_claimed(QueueState *qstate)
 		pg_atomic_write_u64(&qstate->due[DUE_SIGNAL], DUE_NEVER);
 }
 
-/* Wakes the waiters for the result of a job of this database: it has one now. */
+/* Wakes the waiters for the result of a job of this database, because it has one now. */
 void
 idemq_wake_for_result(int64 job_id)
 {
 	IDEMQ_STOP("idemq_wake_for_result");
-	(void) idemq_waiters_wake(idemq_waiters_of_job(MyDatabaseId, job_id), PG_INT32_MAX);
+	(void) idemq_waiters_wake(idemq_waiters_of_job(MyDatabaseId, job_id), InvalidOid, PG_INT32_MAX);
 }

@@ -1,20 +1,20 @@
 /*
- * shared/waiters/clock_call.c
- *		How the session that has moved the test clock makes every process look at the new time,
- *		and waits until its database's worker has done everything due (api/advance_clock.c).
+ * shared/processes/clock_call.c
+ *		How the session that has moved the test clock makes every process notice the new time, and
+ *		waits until its database's worker has done everything that is due (api/advance_clock.c).
  *
- * A process that sleeps until some time has read the clock, and sleeps on its latch for the
- * difference.  So once the clock has moved, the latch of every process is set: a process that read
- * the old time wakes up, or does not fall asleep, and reads the new time.  No bit of a set of
- * waiters is cleared for this; otherwise a signal that there is work would be wasted on a session
- * that only looks at the time.
+ * A process that sleeps until a certain time has read the clock, and sleeps on its latch for the
+ * difference.  So after the clock has been moved, the latch of every process is set.  A process
+ * that has read the old time wakes up, or does not fall asleep, and reads the new time.  No bit in
+ * a set of waiters is cleared for this, because otherwise a signal that there is work would be
+ * wasted on a session that only looks at the time.
  *
  * Calls to a worker are numbered.  The worker reads the number (idemq_clock_called), does what is
- * due without postponing anything because it was done a moment ago, and answers with the number
- * when nothing more is due.  So the answer to a call covers everything that came due by the time
- * of the call.  A worker that starts later finds the unanswered call.
+ * due without any delays after earlier runs or failures, and answers with the number when nothing
+ * more is due.  So the answer to a call covers everything that was due at the time of the call.  A
+ * worker that starts later finds the unanswered call.
  *
- * Locks: none except the spinlock inside PostgreSQL's condition variable; the rest are atomics.
+ * Locks: none except the spinlock in PostgreSQL's condition variable; everything else is atomics.
  */
 #include "postgres.h"
 
@@ -25,9 +25,8 @@
 #include "base/base.h"
 #include "base/compat.h"
 #include "shared/processes/processes.h"
-#include "shared/waiters/waiters.h"
 
-/* Makes all waiters of the server look at the time, and all workers do what is due. */
+/* Makes every process of the server look at the time, and every worker do what is due. */
 ClockCall
 idemq_clock_call(void)
 {
@@ -46,7 +45,7 @@ idemq_clock_call(void)
 	return call;
 }
 
-/* Returns whether a call went to the worker slot that this database has now. */
+/* Returns whether a call went to the worker slot that this database still has. */
 bool
 idemq_clock_holds(const ClockCall *call)
 {
@@ -56,8 +55,9 @@ idemq_clock_holds(const ClockCall *call)
 }
 
 /*
- * Waits until the worker has answered a call that holds, for at most patience microseconds.
- * Returns whether it has answered.  *left: what it still has to do, as bits of TaskKind.
+ * Waits for at most patience microseconds until the worker has answered a call for which
+ * idemq_clock_holds is true.  Returns whether it has answered.  *left is what it still has to do,
+ * as bits of TaskKind.
  */
 bool
 idemq_clock_await(const ClockCall *call, int64 patience, uint32 *left)
@@ -94,7 +94,7 @@ idemq_clock_called(void)
 	return asked > pg_atomic_read_u64(&worker->clock_done) ? asked : 0;
 }
 
-/* Answers a call if nothing is left to do; otherwise notes what is (bits of TaskKind). */
+/* Answers a call if nothing is left to do; otherwise notes what is left (bits of TaskKind). */
 void
 idemq_clock_answer(uint64 call, uint32 left)
 {
@@ -108,7 +108,10 @@ idemq_clock_answer(uint64 call, uint32 left)
 	ConditionVariableBroadcast(&worker->clock_answered);
 }
 
-/* With idemq.test_clock, returns when the history that this worker must write was counted. */
+/*
+ * With idemq.test_clock, returns when the numbers that this worker must add to the history were
+ * counted.
+ */
 TimestampTz
 idemq_clock_counted_at(void)
 {

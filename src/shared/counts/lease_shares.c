@@ -1,29 +1,28 @@
 /*
- * shared/leases/lease_shares.c
- *		Who may have how many entries of the lease table.
+ * shared/counts/lease_shares.c
+ *		How many entries of the lease table each database may have.
  *
- * A job that finds no room is claimed by its row alone: that is slower, and a queue with
- * max_running, which must be counted, hands out nothing.  So nobody gets the whole table:
+ * A job for which there is no room in the table is claimed only through its row.  That is slower,
+ * and a queue with max_running, whose running jobs must be counted, hands out no job at all.  So no
+ * user may fill the whole table:
  *
- *	 - A database has a share, idemq.max_leases_per_database.  The rest of the table is there
- *	   for the others.
- *	 - A reserve, idemq.reserved_leases, serves only queues with max_running.  The same
- *	   part of each share is reserved, so that within a database, too, the others leave
- *	   them room.
+ *	 - Each database has a share, idemq.max_leases_per_database.  The rest of the table is left for
+ *	   the others.
+ *	 - A reserve, idemq.reserved_leases, serves only queues with max_running.  The same fraction of
+ *	   each share is reserved, so that the other queues of a database leave room for them as well.
  *
- * The rows cannot be counted in place of the entries: others' open claims are in no
- * snapshot.
+ * Counting the rows would not do, because no snapshot shows the open claims of other sessions.
  *
- * Each entry is counted in the whole table and in one share, which it remembers, from
- * before it is there until after it is gone: never are more there than are counted.  At a
- * limit a claim may be refused because another one is just being refused.
+ * Each entry is counted in the whole table and in one share, whose number it contains, from before
+ * it is added until after it has been removed.  So there are never more entries than are counted.
+ * When a limit has been reached, a claim may be refused because another one is just being refused.
  *
- * Each session finds its database's share once.  The share is free again when the database
- * is dropped, and has no entry and no session any more.  Databases beyond LEASE_SHARES have
- * one share together, the first.
+ * Each session looks up the share of its database once.  A share becomes free when its database is
+ * dropped, which by then has no sessions and no entries.  When there is no free share, further
+ * databases use the first share together.
  *
- * Locks: the shares' (level 4) to find one; the counts are atomics.  Taking room and giving
- * it back neither allocate nor raise.
+ * Locks: the lease-shares lock (level 4) protects the assignment of shares; the counts are
+ * atomics.  Taking room and giving it back neither allocate nor raise errors.
  */
 #include "postgres.h"
 
@@ -34,13 +33,12 @@
 
 #include "base/base.h"
 #include "shared/counts/counts.h"
-#include "shared/leases/leases.h"
 
-/* The share of all databases that found no other; and the count of the whole table. */
+/* The share of all databases without a share of their own, and the count of the whole table. */
 #define SHARE_OF_OTHERS 0
 #define WHOLE_TABLE LEASE_SHARES
 
-/* A count on a cache line of its own. */
+/* Starts on a new cache line. */
 typedef struct Share
 {
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE) pg_atomic_uint32 used; /* entries; no lock */
@@ -57,7 +55,6 @@ typedef struct SharesShared
 static SharesShared *lease_shares_shared = NULL;
 static int my_share = -1;
 
-/* Makes the shares; their memory is zeros. */
 static void
 init_shares(int tranche)
 {
@@ -74,7 +71,7 @@ const ShmemPart idemq_lease_shares_part = {.area = (void **) &lease_shares_share
 										   .tranche = "idemq lease shares",
 										   .init = init_shares};
 
-/* Returns the share of this database, given one if need be. */
+/* Returns the share of this database; gives it one if necessary. */
 static Share *
 find_share(void)
 {
@@ -100,7 +97,7 @@ find_share(void)
 	return &lease_shares_shared->shares[my_share];
 }
 
-/* Returns which share this database has, below LEASE_SHARES; for buckets too (buckets.c). */
+/* Returns the number of this database's share, below LEASE_SHARES; also used for buckets. */
 int
 idemq_lease_share_mine(void)
 {
@@ -108,7 +105,7 @@ idemq_lease_share_mine(void)
 	return my_share;
 }
 
-/* Returns how many entries serve only queues with max_running. */
+/* Returns the number of entries that are reserved for queues with max_running. */
 static int
 lease_shares_reserve(void)
 {
@@ -116,14 +113,14 @@ lease_shares_reserve(void)
 									 : Min(idemq_reserved_leases, idemq_max_leases);
 }
 
-/* Returns how many entries all databases may have, in queues with max_running or others. */
+/* Returns the maximum number of entries of all databases; limited: for queues with max_running. */
 static uint32
 room_of_table(bool limited)
 {
 	return idemq_max_leases - (limited ? 0 : lease_shares_reserve());
 }
 
-/* Returns how many entries a database may have, in queues with max_running or others. */
+/* Returns the maximum number of entries of a database; limited: for queues with max_running. */
 static uint32
 room_of_share(bool limited)
 {
@@ -135,8 +132,8 @@ room_of_share(bool limited)
 }
 
 /*
- * Takes room for an entry of this database; limited: its queue has max_running.  Returns the
- * share in which it is counted, -1 when there is no room.
+ * Takes room for an entry of this database; limited: its queue has max_running.  Returns the number
+ * of the share in which it is counted, or -1 if there is no room.
  */
 int
 idemq_lease_share_take(bool limited)
@@ -162,7 +159,10 @@ idemq_lease_share_give_back(int share)
 	pg_atomic_fetch_sub_u32(&lease_shares_shared->shares[share].used, 1);
 }
 
-/* Returns whether this database has no room for an entry: a lease may stand in its row alone. */
+/*
+ * Returns whether there is no room for an entry of this database, so a lease may exist only in its
+ * row.
+ */
 bool
 idemq_lease_share_is_full(bool limited)
 {
@@ -171,7 +171,7 @@ idemq_lease_share_is_full(bool limited)
 		   pg_atomic_read_u32(&find_share()->used) >= room_of_share(limited);
 }
 
-/* Returns the share that a database has for itself; -1 when it has none. */
+/* Returns the number of the share that belongs only to a database; -1: it has none. */
 int
 idemq_lease_share_of(Oid database)
 {
@@ -187,7 +187,7 @@ idemq_lease_share_of(Oid database)
 	return share;
 }
 
-/* Frees the share of a dropped database, which has no entries any more. */
+/* Frees the share of a dropped database, which no longer has any entries. */
 void
 idemq_lease_share_forget(Oid database)
 {
@@ -204,6 +204,7 @@ idemq_lease_share_forget(Oid database)
 	LWLockRelease(&lease_shares_shared->lock);
 }
 
+/* Returns how much of the lease table is in use. */
 TableUsage
 idemq_leases_usage(void)
 {
@@ -215,7 +216,7 @@ idemq_leases_usage(void)
 						.refused = idemq_count_read(COUNT_FULL_LEASES)};
 }
 
-/* Returns what is used of this database's share of the lease table. */
+/* Returns how much of this database's share is in use. */
 TableUsage
 idemq_leases_usage_mine(void)
 {

@@ -1,5 +1,5 @@
 /*
- * shared/queue_states/unfinished.c
+ * shared/counts/unfinished.c
  *		The number of unfinished jobs of a queue with max_unfinished, including those that open
  *		transactions have added.
  *
@@ -8,8 +8,8 @@
  * of all open transactions.  An enqueue can take room only if jobs + taken stays within the limit.
  *
  * Let U be the number of committed unfinished jobs, as any latest snapshot shows them, and A(T) the
- * number of unfinished jobs that an open transaction T has added, less those that it has ended.  The
- * limit holds for U plus every A(T) above 0, because jobs + taken is never below that sum:
+ * number of unfinished jobs that an open transaction T has added, less those that it has ended.
+ * The limit holds for U plus every A(T) above 0, because jobs + taken is never below that sum:
  *	 - T enqueues only if A(T), including the new job, is at most the room that T has taken.  So a
  *	   transaction may use the room of jobs that it ends itself (txn/pending_queues.c).
  *	 - For T's other new jobs, which are never refused (redrive, dead-letter records, rows written
@@ -19,49 +19,52 @@
  *	 - A rollback, even to a savepoint, gives back the room that was taken since then.  A(T) and T's
  *	   room are then what they were at the savepoint.
  *
- * jobs is known after a session has counted the rows under a snapshot S.  The first session that asks
- * for room does this.  From then on
+ * jobs is known after a session has counted the rows under a snapshot S.  The first session that
+ * asks for room does this.  From then on
  *
- *		jobs = unfinished jobs that S saw + A(T) of every T that has committed and that S did not see
+ *		jobs = unfinished jobs that S saw + A(T) of every T that has committed and that S did not
+ *		see
  *
  * as for the gauges (shared/counts/counters.c), and for the same reasons:
- *	 - S is taken while the lock is held exclusively, so it sees every T that has changed jobs before.
- *	 - A T that commits later checks whether S saw it; S is published here for this purpose.  If S saw
- *	   it, its rows are already counted, and T only gives its room back.
- *	 - S does not show the changes of the counting transaction itself (idemq_unfinished_begin_count).
- *	   They are in its A(T), and S is published as not having seen that transaction.
- *	 - A T that commits reads is_counted without the lock.  If is_counted is not set yet, T is already
- *	   visible, so S, which is taken after is_counted is set, sees it.
- * COMMIT PREPARED, and anything else that changes rows without noting them, makes jobs unknown and a
- * count that is under way void, so the next enqueue counts again.  taken does not change.  (A
+ *	 - S is taken while the lock is held exclusively, so it sees every T that has changed jobs
+ *	   before.
+ *	 - A T that commits later checks whether S saw it; S is published here for this purpose.  If S
+ *	   saw it, its rows are already counted, and T only gives its room back.
+ *	 - S does not show the changes of the counting transaction itself
+ *	   (idemq_unfinished_begin_count).  They are in its A(T), and S is published as not having seen
+ *	   that transaction.
+ *	 - A T that commits reads is_counted without the lock.  If is_counted is not set yet, T is
+ *	   already visible, so S, which is taken after is_counted is set, sees it.
+ * COMMIT PREPARED, and anything else that changes rows without noting them, makes jobs unknown and
+ * a count that is under way void, so the next enqueue counts again.  taken does not change.  (A
  * transaction that has taken room cannot be prepared: txn/pending.c.)
  *
- * A count reads at most one entry beyond the limit.  If it reads that many, jobs is a lower bound, and
- * enqueues are refused.  When the bound falls below the limit, the rows are counted again, up to twice
- * as many.
+ * A count reads at most one entry beyond the limit.  If it reads that many, jobs is a lower bound,
+ * and enqueues are refused.  When the bound falls below the limit, the rows are counted again, up
+ * to twice as many.
  *
- * Waiters for room (CALL idemq.wait_for_room) have a set in shared/waiters/wake.c.  A waiter sets its
- * bit, asks whether there is room (idemq_room_peek), and sleeps if there is not.  A session that lowers
- * jobs + taken wakes waiters before it releases the lock.  It wakes those that ask for no more than the
- * room that is neither used nor promised, and promises it to them.  Both sides hold the lock, so either
- * the waiter sees the room, or the waker sees the bit.  When an enqueue by any session takes room, the
- * promised room falls by the same amount.  Therefore no more waiters are woken than there is room for,
- * and no waiter sleeps while there is room for it, unless the room is promised to a session that does
- * not use it.  The worker takes such a promise back after ROOM_UNUSED_AFTER, and wakes other waiters
- * (DUE_ROOM).  The limit that is compared is the one that the last waiter has read.  When the limit
- * changes, all waiters are woken and ask again.  All waiters are also woken when jobs becomes unknown,
- * because one of them must count.
+ * Waiters for room (CALL idemq.wait_for_room) have a set in shared/waiters/wake.c.  A waiter sets
+ * its bit, asks whether there is room (idemq_room_peek), and sleeps if there is not.  A session
+ * that lowers jobs + taken wakes waiters before it releases the lock.  It wakes those that ask for
+ * no more than the room that is neither used nor promised, and promises it to them.  Both sides
+ * hold the lock, so either the waiter sees the room, or the waker sees the bit.  When an enqueue by
+ * any session takes room, the promised room falls by the same amount.  Therefore no more waiters
+ * are woken than there is room for, and no waiter sleeps while there is room for it, unless the
+ * room is promised to a session that does not use it.  The worker takes such a promise back after
+ * ROOM_UNUSED_AFTER, and wakes other waiters (DUE_ROOM).  The limit that is compared is the one
+ * that the last waiter has read.  When the limit changes, all waiters are woken and ask again.  All
+ * waiters are also woken when jobs becomes unknown, because one of them must count.
  *
- * A queue state can pass to another queue.  Its lives are therefore numbered, and room that was taken
- * in one life is not given back in another.
+ * A queue state can pass to another queue.  Its lives are therefore numbered, and room that was
+ * taken in one life is not given back in another.
  *
- * A transaction that wrote jobs before the limit was set has not asked for room.  The limit holds from
- * the first enqueue that asks; the jobs of such a transaction are treated as if they had been
+ * A transaction that wrote jobs before the limit was set has not asked for room.  The limit holds
+ * from the first enqueue that asks; the jobs of such a transaction are treated as if they had been
  * committed before that.
  *
- * Locks: see README.md, level 4.  Everything except is_counted and the condition variable is protected
- * by the lock of its queue.  PostgreSQL's ProcArrayLock and XidGenLock are taken while that lock is
- * held.  Functions that are called after commit and abort neither allocate nor raise.
+ * Locks: see README.md, level 4.  Everything except is_counted and the condition variable is
+ * protected by the lock of its queue.  PostgreSQL's ProcArrayLock and XidGenLock are taken while
+ * that lock is held.  Functions that are called after commit and abort neither allocate nor raise.
  */
 #include "postgres.h"
 
@@ -74,6 +77,8 @@
 
 #include "base/base.h"
 #include "base/compat.h"
+#include "shared/counts/counts.h"
+#include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 
@@ -103,13 +108,10 @@ typedef struct Unfinished
 	int64 bound;   /* maximum number of entries that the last count read; 0: it was exact */
 	int64 jobs;
 	int64 taken;
-	int64 promised;	 /* room that waiters were woken for, and that has not been taken yet */
-	int64 limit;	 /* as the last waiter has read it */
-	int next_waiter; /* session at which the search for the next waiter begins */
-	/* S: full transaction ids, and the transactions that were open, in open_xids */
-	uint64 xmin;
-	uint64 xmax;
-	int nopen;
+	int64 promised;			/* room that waiters were woken for, and that has not been taken yet */
+	int64 limit;			/* as the last waiter has read it */
+	int next_waiter;		/* session at which the search for the next waiter begins */
+	CountSnapshot snapshot; /* S; the transactions that were open are in open_xids */
 	ConditionVariable counted;
 } Unfinished;
 
@@ -185,8 +187,8 @@ waiters_of(const Unfinished *queue)
 }
 
 /*
- * Wakes waiters for the room that is free, and releases the queue's lock, which must be held.  Calls
- * the worker after that.
+ * Wakes waiters for the room that is free, and releases the queue's lock, which must be held.
+ * Calls the worker after that.
  */
 static void
 signal_and_unlock(Unfinished *queue)
@@ -211,7 +213,7 @@ unset(Unfinished *queue)
 	else
 		queue->state = COUNT_UNKNOWN;
 	queue->bound = 0;
-	(void) idemq_waiters_wake(waiters_of(queue), PG_INT32_MAX);
+	(void) idemq_waiters_wake(waiters_of(queue), InvalidOid, PG_INT32_MAX);
 }
 
 /* Begins a new life of a queue state. */
@@ -239,7 +241,7 @@ idemq_unfinished_forget(int index)
 
 	LWLockAcquire(&queue->lock, LW_EXCLUSIVE);
 	queue->database = InvalidOid;
-	(void) idemq_waiters_wake(waiters_of(queue), PG_INT32_MAX);
+	(void) idemq_waiters_wake(waiters_of(queue), InvalidOid, PG_INT32_MAX);
 	LWLockRelease(&queue->lock);
 	ConditionVariableBroadcast(&queue->counted);
 }
@@ -261,7 +263,9 @@ idemq_unfinished_unset_database(Oid database)
 	}
 }
 
-/* Locks what is counted of a queue; returns NULL, without a lock, if the state is another queue's. */
+/*
+ * Locks what is counted of a queue; returns NULL, without a lock, if the state is another queue's.
+ */
 static Unfinished *
 unfinished_lock(const QueueState *qstate, int32 queue_id, LWLockMode mode)
 {
@@ -272,22 +276,6 @@ unfinished_lock(const QueueState *qstate, int32 queue_id, LWLockMode mode)
 		return queue;
 	LWLockRelease(&queue->lock);
 	return NULL;
-}
-
-/* Returns whether S saw the changes of a committed transaction.  The lock must be held. */
-static bool
-was_seen(const Unfinished *queue, uint64 xid)
-{
-	const TransactionId *open = open_list(queue);
-
-	if (xid >= queue->xmax)
-		return false;
-	for (int i = 0; xid >= queue->xmin && i < queue->nopen; i++)
-	{
-		if (open[i] == (TransactionId) xid)
-			return false;
-	}
-	return true;
 }
 
 /* Returns whether unfinished jobs are being counted for a queue state; takes no lock. */
@@ -347,8 +335,8 @@ idemq_room_take(const QueueState *qstate, int32 queue_id, int64 jobs, int64 limi
 }
 
 /*
- * Like idemq_room_take, but takes no room: ROOM_TAKEN only means that there is room.  For a waiter that
- * has set its bit: after ROOM_FULL, it will be woken when there is room.
+ * Like idemq_room_take, but takes no room: ROOM_TAKEN only means that there is room.  For a waiter
+ * that has set its bit: after ROOM_FULL, it will be woken when there is room.
  */
 RoomAnswer
 idemq_room_peek(const QueueState *qstate, int32 queue_id, int64 jobs, int64 limit)
@@ -421,9 +409,9 @@ idemq_room_give_back(RoomTaken *room, int64 jobs)
 }
 
 /*
- * Applies the commit of this transaction: counts the jobs that it has added, and gives back all of its
- * room.  added: the number of unfinished jobs added, less those ended; may be negative.  xid: the
- * transaction's full id.
+ * Applies the commit of this transaction: counts the jobs that it has added, and gives back all of
+ * its room.  added: the number of unfinished jobs added, less those ended; may be negative.  xid:
+ * the transaction's full id.
  */
 void
 idemq_unfinished_apply(const QueueState *qstate, int32 queue_id, uint64 xid, int64 added,
@@ -433,7 +421,8 @@ idemq_unfinished_apply(const QueueState *qstate, int32 queue_id, uint64 xid, int
 
 	if (queue == NULL)
 		return;
-	if (queue->state != COUNT_UNKNOWN && !was_seen(queue, xid))
+	if (queue->state != COUNT_UNKNOWN &&
+		!idemq_count_snapshot_saw(&queue->snapshot, open_list(queue), xid))
 		queue->jobs += added;
 	if (room->jobs > 0 && room->life == queue->life &&
 		room->qstate_index == idemq_qstate_index(qstate))
@@ -442,40 +431,18 @@ idemq_unfinished_apply(const QueueState *qstate, int32 queue_id, uint64 xid, int
 	signal_and_unlock(queue);
 }
 
-/* Publishes S.  The lock must be held. */
-static void
-unfinished_publish(Unfinished *queue, Snapshot snapshot)
-{
-	TransactionId *open = open_list(queue);
-	FullTransactionId next = ReadNextFullTransactionId();
-	uint64 next_xid = U64FromFullTransactionId(next);
-	TransactionId next_low = XidFromFullTransactionId(next);
-	TransactionId own = GetTopTransactionIdIfAny();
-
-	Assert((int) snapshot->xcnt < max_open());
-	queue->xmin = next_xid - (TransactionId) (next_low - snapshot->xmin);
-	queue->xmax = next_xid - (TransactionId) (next_low - snapshot->xmax);
-	queue->nopen = (int) snapshot->xcnt;
-	memcpy(open, snapshot->xip, queue->nopen * sizeof(TransactionId));
-	/* A snapshot does not list its own transaction, but S does not show that one's changes. */
-	if (TransactionIdIsValid(own))
-	{
-		open[queue->nopen++] = own;
-		queue->xmin = Min(queue->xmin, next_xid - (TransactionId) (next_low - own));
-	}
-}
-
 /*
- * Begins a count of a queue's unfinished jobs, unless another session is counting them or their number
- * is known.  If this returns true, *snapshot is S, registered, which does not show the changes of this
- * transaction.  The caller must then count at most *bound rows, and call idemq_unfinished_end_count.
- * An abort cancels the count.
+ * Begins a count of a queue's unfinished jobs, unless another session is counting them or their
+ * number is known.  If this returns true, *snapshot is S, registered, which does not show the
+ * changes of this transaction.  The caller must then count at most *bound rows, and call
+ * idemq_unfinished_end_count.  An abort cancels the count.
  */
 bool
 idemq_unfinished_begin_count(const QueueState *qstate, int32 queue_id, int64 limit,
 							 Snapshot *snapshot, int64 *bound)
 {
 	Unfinished *queue = unfinished_lock(qstate, queue_id, LW_EXCLUSIVE);
+	FullTransactionId own = GetTopFullTransactionIdIfAny();
 	Snapshot latest;
 
 	if (queue == NULL)
@@ -485,10 +452,19 @@ idemq_unfinished_begin_count(const QueueState *qstate, int32 queue_id, int64 lim
 		LWLockRelease(&queue->lock);
 		return false;
 	}
-	/* Must be set before the snapshot is taken, whose lock is a barrier: see the top of this file. */
+	/*
+	 * Must be set before the snapshot is taken, whose lock is a barrier: see the top of this file.
+	 */
 	pg_atomic_write_u32(&queue->is_counted, 1);
 	latest = GetLatestSnapshot();
-	unfinished_publish(queue, latest);
+	Assert((int) latest->xcnt < max_open());
+	idemq_count_snapshot_set(&queue->snapshot, open_list(queue), latest);
+	/* A snapshot does not list its own transaction, but S does not show that one's changes. */
+	if (FullTransactionIdIsValid(own))
+	{
+		open_list(queue)[queue->snapshot.nopen++] = XidFromFullTransactionId(own);
+		queue->snapshot.xmin = Min(queue->snapshot.xmin, U64FromFullTransactionId(own));
+	}
 	*bound = Max(limit + 1, queue->bound * 2);
 	queue->bound = *bound;
 	queue->jobs = queue->promised = 0;
@@ -503,7 +479,9 @@ idemq_unfinished_begin_count(const QueueState *qstate, int32 queue_id, int64 lim
 	return true;
 }
 
-/* Ends the count that this session has begun, if any.  counted: it was completed, and found jobs. */
+/*
+ * Ends the count that this session has begun, if any.  counted: it was completed, and found jobs.
+ */
 static void
 unfinished_finish_count(bool counted, int64 jobs)
 {
@@ -523,7 +501,7 @@ unfinished_finish_count(bool counted, int64 jobs)
 			queue->bound = 0;
 		queue->counter = NO_COUNTER;
 		if (queue->state == COUNT_UNKNOWN)
-			(void) idemq_waiters_wake(waiters_of(queue), PG_INT32_MAX);
+			(void) idemq_waiters_wake(waiters_of(queue), InvalidOid, PG_INT32_MAX);
 	}
 	signal_and_unlock(queue);
 	ConditionVariableBroadcast(&queue->counted);
@@ -543,21 +521,10 @@ idemq_unfinished_cancel_count(void)
 	unfinished_finish_count(false, 0);
 }
 
-/* Returns whether a session is counting the jobs of a queue. */
-static bool
-is_under_way(const QueueState *qstate, int32 queue_id)
-{
-	Unfinished *queue = unfinished_lock(qstate, queue_id, LW_SHARED);
-	bool under_way;
-
-	if (queue == NULL)
-		return false;
-	under_way = queue->state == COUNT_UNDER_WAY;
-	LWLockRelease(&queue->lock);
-	return under_way;
-}
-
-/* Waits until no session is counting a queue's jobs; returns false if one still is at the time until. */
+/*
+ * Waits until no session is counting a queue's jobs; returns false if one still is at the time
+ * until.
+ */
 bool
 idemq_unfinished_await_count(const QueueState *qstate, int32 queue_id, int64 until)
 {
@@ -565,11 +532,15 @@ idemq_unfinished_await_count(const QueueState *qstate, int32 queue_id, int64 unt
 	bool over;
 
 	ConditionVariablePrepareToSleep(counted);
-	while (!(over = !is_under_way(qstate, queue_id)))
+	for (;;)
 	{
+		Unfinished *queue = unfinished_lock(qstate, queue_id, LW_SHARED);
 		int64 left = until - idemq_stopwatch();
 
-		if (left <= 0)
+		over = queue == NULL || queue->state != COUNT_UNDER_WAY;
+		if (queue != NULL)
+			LWLockRelease(&queue->lock);
+		if (over || left <= 0)
 			break;
 		(void) ConditionVariableTimedSleep(counted, left / 1000 + 1, compat_wait_event_wait());
 	}
