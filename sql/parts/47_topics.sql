@@ -82,7 +82,7 @@ ALTER TABLE idemq_internal.topic_grants ENABLE ROW LEVEL SECURITY;
 ALTER TABLE idemq_internal.topic_binding_entries ENABLE ROW LEVEL SECURITY;
 ALTER TABLE idemq_internal.topic_over_limit ENABLE ROW LEVEL SECURITY;
 
--- What the functions below ask of C: src/api/topics.c.
+-- What the functions below ask of C: src/api/publish.c.
 CREATE FUNCTION idemq_internal.check_space(topic text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_check_space';
 CREATE FUNCTION idemq_internal.lock_topic(topic text) RETURNS void

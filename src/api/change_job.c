@@ -1,20 +1,44 @@
 /*
  * api/change_job.c
- *		Changing what becomes of a job: what cancel, retry, redrive and reschedule share.
+ *		SQL functions that change what becomes of a job: cancel, cancel_by_key, cancel_many and
+ *		cancel_matching end jobs without running them; retry, retry_many, and the C function of
+ *		redrive (sql/parts/40_jobs.sql) make finished jobs run again; and reschedule gives a
+ *		waiting job another time or priority.
  *
- * The caller decides by the job's latest version, and that very version is written.
- * If it changed in between, the caller decides again.
+ * All of them decide on the latest version of the job's row, and write that same version.  If it
+ * has changed in between, they decide again (change_job).
+ *
+ * The calls for many jobs never wait for a row.  If another transaction holds the row of a job, the
+ * job's outcome is locked, and the next call may change it.  So neither a worker with a long
+ * transaction nor another such call delays them, and no two of them deadlock.  They process jobs in
+ * the order of their ids, as all batches do.
+ *
+ * cancel_matching uses SQL, under the latest snapshot, to find out which jobs match, and then
+ * decides on the latest version of each, because a request may have given the job another kind
+ * since then (on_duplicate).  The queue, group and key of an unfinished job that matched cannot
+ * change.
+ *
+ * reschedule leaves status, attempts and error as they are.  What changes is the job's position in
+ * the ready index: after a commit, the scan start of the new priority is lowered to the new key;
+ * after a rollback, the scan start of the old priority is lowered to the old key
+ * (job/transition.c).  A job of a group keeps its position in the group.  The time of a blocked job
+ * counts once its turn has come (run_at).  The time of a head changes at once, and is never before
+ * now, so that the head does not come below its group's low-water mark (shared/groups/groups.c).
  */
 #include "postgres.h"
 
+#include "catalog/pg_collation.h"
 #include "catalog/pg_type.h"
 #include "lib/qunique.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
 #include "api/api.h"
 #include "base/base.h"
+#include "base/compat.h"
 #include "job/job.h"
 #include "queue/queue.h"
 #include "table/table.h"
@@ -78,8 +102,8 @@ take_record_back(const QueueInfo *queue, int64 id, int64 token)
  * Applies a decision to the latest version of a job.  *queue_id, if it is not NULL: the
  * job's queue, 0 when nothing was changed.
  */
-Outcome
-idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *queue_id)
+static Outcome
+change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *queue_id)
 {
 	if (queue_id != NULL)
 		*queue_id = 0;
@@ -134,7 +158,7 @@ idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *q
 	}
 }
 
-/* As idemq_change_job, of argument id. */
+/* As change_job, of argument id. */
 Datum
 idemq_change_one(FunctionCallInfo fcinfo, const JobChanger *changer)
 {
@@ -143,7 +167,7 @@ idemq_change_one(FunctionCallInfo fcinfo, const JobChanger *changer)
 
 	idemq_arg_required(fcinfo, 0, "id");
 	idemq_jobs_open(&table);
-	outcome = idemq_change_job(&table, PG_GETARG_INT64(0), changer, NULL);
+	outcome = change_job(&table, PG_GETARG_INT64(0), changer, NULL);
 	idemq_jobs_close(&table);
 	return idemq_outcome_datum(outcome);
 }
@@ -177,11 +201,11 @@ change_job_count_in(List *counts, int32 queue_id)
 }
 
 /*
- * As idemq_change_job, for each of argument ids; returns a row for each id, in ascending order.
+ * As change_job, for each of argument ids; returns a row for each id, in ascending order.
  * idemq.audit gets a row of that action for each queue whose jobs were changed.
  */
-Datum
-idemq_change_many(FunctionCallInfo fcinfo, const JobChanger *changer, const char *action)
+static Datum
+change_many(FunctionCallInfo fcinfo, const JobChanger *changer, const char *action)
 {
 	ArrayArg arg;
 	int64 *ids;
@@ -208,7 +232,7 @@ idemq_change_many(FunctionCallInfo fcinfo, const JobChanger *changer, const char
 		int32 queue_id;
 
 		CHECK_FOR_INTERRUPTS();
-		outcome = idemq_change_job(&table, ids[i], changer, &queue_id);
+		outcome = change_job(&table, ids[i], changer, &queue_id);
 		if (queue_id != 0)
 			counts = change_job_count_in(counts, queue_id);
 		values[0] = Int64GetDatum(ids[i]);
@@ -225,4 +249,383 @@ idemq_change_many(FunctionCallInfo fcinfo, const JobChanger *changer, const char
 			idemq_audit(&(AuditEntry){.action = action, .queue = &queue, .jobs = changed->jobs});
 	}
 	return (Datum) 0;
+}
+
+/* Arguments of cancel_matching, and parameters of its statements. */
+enum
+{
+	MATCH_QUEUE,
+	MATCH_KIND,
+	MATCH_GROUP,
+	MATCH_PREFIX,
+	MATCH_MAX_JOBS,
+	MATCH_BEHIND = MATCH_MAX_JOBS, /* what comes behind all keys with the prefix */
+	MATCH_PARAMS
+};
+
+/* Sorted when they are found: the planner would read all jobs, of all queues, in the order of ids. */
+#define MATCH_UNFINISHED                                                                           \
+	"SELECT id FROM (SELECT id FROM idemq.jobs WHERE queue_id = $1 AND finished_at IS NULL "       \
+	"AND ($2 IS NULL OR kind = $2) AND ($3 IS NULL OR group_key = $3) "                            \
+	"AND ($4 IS NULL OR starts_with(key, $4)) "
+#define MATCH_BY_ID "OFFSET 0) j ORDER BY id"
+#define MATCH_TYPES                                                                                \
+	{                                                                                              \
+		INT4OID, TEXTOID, TEXTOID, TEXTOID, TEXTOID                                                \
+	}
+
+#define MATCH_IDS                                                                                  \
+	(const SqlField[])                                                                             \
+	{                                                                                              \
+		{                                                                                          \
+			0, sizeof(int64), NULL                                                                 \
+		}                                                                                          \
+	}
+
+static SqlStatement of_group = {.few = true,
+								.fields = MATCH_IDS,
+								.text = MATCH_UNFINISHED "AND group_key = $3 " MATCH_BY_ID,
+								.types = MATCH_TYPES};
+static SqlStatement of_keys = {.few = true,
+							   .fields = MATCH_IDS,
+							   .text = MATCH_UNFINISHED
+							   "AND key >= $4 AND ($5 IS NULL OR key < $5) " MATCH_BY_ID,
+							   .types = MATCH_TYPES};
+static SqlStatement of_queue = {.fields = MATCH_IDS,
+								.text = MATCH_UNFINISHED MATCH_BY_ID,
+								.types = MATCH_TYPES};
+
+static bool
+decide_cancel(const Job *job, const void *arg, EventArgs *args, JobEvent *event, Outcome *outcome)
+{
+	bool allowed = idemq_transition_allowed(EVENT_CANCEL, job->status);
+
+	*event = EVENT_CANCEL;
+	*outcome = allowed ? OUTCOME_CANCELLED : idemq_outcome_of_status(job->status);
+	return allowed;
+}
+
+static const JobChanger canceller = {.decide = decide_cancel,
+									 .privileges = PRIVILEGE_CHANGE,
+									 .audit = {.action = "cancel"}};
+
+/* cancel(id) -> cancelled | completed | dead | not_found; 22004, 40001. */
+SQL_FUNCTION(idemq_sql_cancel)
+{
+	return idemq_change_one(fcinfo, &canceller);
+}
+
+/* cancel_by_key(queue, key) -> as cancel; IQ005, 42501, 22004, 22023, 40001. */
+SQL_FUNCTION(idemq_sql_cancel_by_key)
+{
+	char *name = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
+	Outcome outcome = OUTCOME_NOT_FOUND;
+	QueueInfo queue;
+	JobsTable table;
+	Job job;
+
+	idemq_arg_required(fcinfo, 1, "key");
+	idemq_check_key("key", VARSIZE_ANY_EXHDR(PG_GETARG_TEXT_PP(1)));
+	idemq_queue_by_name(name, PRIVILEGE_CHANGE, &queue);
+	idemq_jobs_open(&table);
+	if (idemq_jobs_find_key(&table, queue.id, PointerGetDatum(PG_GETARG_TEXT_PP(1)), &job))
+		outcome = change_job(&table, job.id, &canceller, NULL);
+	idemq_jobs_close(&table);
+	return idemq_outcome_datum(outcome);
+}
+
+/* cancel_many(ids) -> setof (id, outcome as cancel, or locked); 22004, 22023, 40001. */
+SQL_FUNCTION(idemq_sql_cancel_many)
+{
+	static const JobChanger skipper = {.decide = decide_cancel,
+									   .privileges = PRIVILEGE_CHANGE,
+									   .wait = JOB_SKIPS};
+
+	return change_many(fcinfo, &skipper, "cancel_many");
+}
+
+/* As decide_cancel, if the job is still of the kind *arg; 0 stands for any. */
+static bool
+decide_cancel_kind(const Job *job, const void *arg, EventArgs *args, JobEvent *event,
+				   Outcome *outcome)
+{
+	Datum kind = *(const Datum *) arg;
+	const TupleTableSlot *row = job->row;
+
+	*outcome = OUTCOME_CURRENT;
+	if (kind != 0 && (row->tts_isnull[COL_KIND] ||
+					  !DatumGetBool(DirectFunctionCall2Coll(texteq, C_COLLATION_OID, kind,
+															row->tts_values[COL_KIND]))))
+		return false;
+	return decide_cancel(job, NULL, args, event, outcome);
+}
+
+/*
+ * Returns the least text, byte by byte, that is greater than all with a prefix; 0 when there
+ * is none.  It may be invalid in the encoding, and is compared under the collation "C" alone.
+ */
+static Datum
+behind_prefix(Datum prefix)
+{
+	text *behind = DatumGetTextPCopy(prefix);
+	int bytes = VARSIZE(behind) - VARHDRSZ;
+
+	while (bytes > 0 && (unsigned char) VARDATA(behind)[bytes - 1] == 0xFF)
+		bytes--;
+	if (bytes == 0)
+		return (Datum) 0;
+	VARDATA(behind)[bytes - 1]++;
+	SET_VARSIZE(behind, VARHDRSZ + bytes);
+	return PointerGetDatum(behind);
+}
+
+/* Reads the arguments that say which jobs are meant into values, and for the audit into *entry. */
+static void
+read_match(FunctionCallInfo fcinfo, Datum *values, AuditEntry *entry)
+{
+	static const char *const names[] =
+		{[MATCH_KIND] = "kind", [MATCH_GROUP] = "group_key", [MATCH_PREFIX] = "key_prefix"};
+	int members = 0;
+
+	for (int arg = MATCH_KIND; arg <= MATCH_PREFIX; arg++)
+	{
+		int bytes;
+
+		if (PG_ARGISNULL(arg))
+			continue;
+		values[arg] = PointerGetDatum(PG_GETARG_TEXT_PP(arg));
+		bytes = VARSIZE_ANY_EXHDR(DatumGetPointer(values[arg]));
+		if (arg == MATCH_KIND)
+			idemq_check_kind(bytes);
+		else
+			idemq_check_key(names[arg], bytes);
+		entry->members[members++] = names[arg];
+		entry->members[members++] = TextDatumGetCString(values[arg]);
+	}
+	if (members == 0)
+		ereport(ERROR, errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("kind, group_key and key_prefix must not all be NULL"),
+				errhint("Pass at least one of the three arguments to select jobs."));
+	if (values[MATCH_PREFIX] != 0)
+		values[MATCH_BEHIND] = behind_prefix(values[MATCH_PREFIX]);
+}
+
+/*
+ * cancel_matching(queue, kind, group_key, key_prefix, max_jobs) -> (cancelled, locked);
+ * IQ005, 42501, 22004 when no job is described, 22023, 40001.
+ */
+SQL_FUNCTION(idemq_sql_cancel_matching)
+{
+	AuditEntry entry = {.action = "cancel_matching"};
+	Datum values[MATCH_PARAMS] = {0};
+	SqlStatement *statement = &of_queue;
+	int64 max_jobs = PG_INT64_MAX;
+	int64 jobs[] = {0, 0};
+	JobChanger canceller_of = {.decide = decide_cancel_kind,
+							   .arg = &values[MATCH_KIND],
+							   .privileges = PRIVILEGE_CHANGE,
+							   .wait = JOB_SKIPS};
+	Datum answer[2];
+	bool isnull[2] = {false};
+	JobsTable table;
+	QueueInfo queue;
+	int64 *ids;
+	int count;
+
+	idemq_queue_arg(fcinfo, MATCH_QUEUE, "queue", PRIVILEGE_CHANGE, &queue);
+	values[MATCH_QUEUE] = Int32GetDatum(queue.id);
+	read_match(fcinfo, values, &entry);
+	if (!PG_ARGISNULL(MATCH_MAX_JOBS))
+		max_jobs = idemq_arg_int(fcinfo, MATCH_MAX_JOBS, "max_jobs", 1, PG_INT32_MAX);
+	if (values[MATCH_GROUP] != 0)
+		statement = &of_group;
+	else if (values[MATCH_PREFIX] != 0)
+		statement = &of_keys;
+	ids = idemq_spi_rows(statement, values, sizeof(int64), &count);
+	idemq_jobs_open(&table);
+	for (int i = 0; i < count && jobs[0] < max_jobs; i++)
+	{
+		int32 changed;
+
+		CHECK_FOR_INTERRUPTS();
+		jobs[1] += change_job(&table, ids[i], &canceller_of, &changed) == OUTCOME_LOCKED;
+		jobs[0] += changed != 0;
+	}
+	idemq_jobs_close(&table);
+	entry.queue = &queue;
+	entry.jobs = jobs[0];
+	if (jobs[0] > 0)
+		idemq_audit(&entry);
+	answer[0] = Int64GetDatum(jobs[0]);
+	answer[1] = Int64GetDatum(jobs[1]);
+	return idemq_row_datum(fcinfo, answer, isnull);
+}
+
+static bool
+decide_retry(const Job *job, const void *arg, EventArgs *args, JobEvent *event, Outcome *outcome)
+{
+	*event = EVENT_RETRY;
+	*outcome = OUTCOME_RETRYING;
+	switch (job->status)
+	{
+		case JOB_DEAD:
+		case JOB_CANCELLED:
+			*event = idemq_job_waits_again(job) ? EVENT_REDRIVE_GROUPED : EVENT_REDRIVE;
+			return true;
+		case JOB_RETRYING:
+			return true;
+		case JOB_PENDING:
+			if (job->ready_at > args->now)
+				return true;
+			pg_fallthrough;
+		default:
+			*outcome = idemq_outcome_of_status(job->status);
+			return false;
+	}
+}
+
+/* Tells how many dead-letter records were taken out of their queues. */
+static void
+retry_report_records(int64 dead_letter_records)
+{
+	if (dead_letter_records > 0)
+		ereport(NOTICE,
+				(errmsg("cancelled dead-letter records: %lld", (long long) dead_letter_records)));
+}
+
+/* retry(id) -> retrying | current | locked | blocked | completed | not_found; 22004, 40001. */
+SQL_FUNCTION(idemq_sql_retry)
+{
+	int64 dead_letter_records = 0;
+	JobChanger retrier = {.decide = decide_retry,
+						  .privileges = PRIVILEGE_CHANGE,
+						  .audit = {.action = "retry"},
+						  .dead_letter_records = &dead_letter_records};
+	Datum outcome = idemq_change_one(fcinfo, &retrier);
+
+	retry_report_records(dead_letter_records);
+	return outcome;
+}
+
+/* retry_many(ids) -> setof (id, outcome as retry); 22004, 22023, 40001. */
+SQL_FUNCTION(idemq_sql_retry_many)
+{
+	int64 dead_letter_records = 0;
+	JobChanger retrier = {.decide = decide_retry,
+						  .privileges = PRIVILEGE_CHANGE,
+						  .dead_letter_records = &dead_letter_records};
+	Datum none = change_many(fcinfo, &retrier, "retry_many");
+
+	retry_report_records(dead_letter_records);
+	return none;
+}
+
+/* Decides for a job that the attempt of token *arg has left dead. */
+static bool
+decide_redrive(const Job *job, const void *arg, EventArgs *args, JobEvent *event, Outcome *outcome)
+{
+	bool is_that = job->status == JOB_DEAD && job->token == *(const int64 *) arg;
+
+	*event = idemq_job_waits_again(job) ? EVENT_REDRIVE_GROUPED : EVENT_REDRIVE;
+	*outcome = is_that ? OUTCOME_RETRYING : OUTCOME_CURRENT;
+	return is_that;
+}
+
+/*
+ * redrive_job(id, token) -> (whether that attempt had left it dead, and it runs again; how many
+ * of its records were taken out of the dead-letter queue); 40001.
+ */
+SQL_FUNCTION(idemq_sql_internal_redrive_job)
+{
+	int level = idemq_wrapper_become_caller();
+	int64 token = PG_GETARG_INT64(1);
+	int64 dead_letter_records = 0;
+	JobChanger redriver = {.decide = decide_redrive,
+						   .arg = &token,
+						   .privileges = PRIVILEGE_ADMIN,
+						   .dead_letter_records = &dead_letter_records};
+	JobsTable table;
+	Outcome outcome;
+
+	idemq_jobs_open(&table);
+	outcome = change_job(&table, PG_GETARG_INT64(0), &redriver, NULL);
+	idemq_jobs_close(&table);
+	idemq_wrapper_become_owner(level);
+	return idemq_row_datum(fcinfo,
+						   (Datum[]){BoolGetDatum(outcome == OUTCOME_RETRYING),
+									 Int64GetDatum(dead_letter_records)},
+						   (bool[]){false, false});
+}
+
+/* What is asked for. */
+typedef struct Schedule
+{
+	bool has_run_at;
+	TimestampTz run_at;
+	int priority; /* -1: as it is */
+} Schedule;
+
+static bool
+decide_reschedule(const Job *job, const void *arg, EventArgs *args, JobEvent *event,
+				  Outcome *outcome)
+{
+	const Schedule *schedule = arg;
+
+	args->new_run_at = schedule->has_run_at;
+	args->ready_at = schedule->has_run_at ? Max(schedule->run_at, args->now) : job->ready_at;
+	args->priority = schedule->priority >= 0 ? schedule->priority : job->priority;
+	*outcome = OUTCOME_ACCEPTED;
+	switch (job->status)
+	{
+		case JOB_PENDING:
+			*event = EVENT_RESCHEDULE;
+			return true;
+		case JOB_RETRYING:
+			*event = EVENT_RESCHEDULE_RETRYING;
+			return true;
+		case JOB_BLOCKED:
+			*event = EVENT_RESCHEDULE_BLOCKED;
+			return true;
+		default:
+			*outcome = idemq_outcome_of_status(job->status);
+			return false;
+	}
+}
+
+/*
+ * reschedule(id, run_at, priority) -> accepted | locked | completed | dead | cancelled |
+ *		not_found; 22004, 22023, 40001.
+ */
+SQL_FUNCTION(idemq_sql_reschedule)
+{
+	Schedule schedule = {!PG_ARGISNULL(1), 0, -1};
+	JobChanger rescheduler = {.decide = decide_reschedule,
+							  .arg = &schedule,
+							  .privileges = PRIVILEGE_CHANGE,
+							  .audit = {.action = "reschedule"}};
+	const char **member = rescheduler.audit.members;
+
+	idemq_arg_required(fcinfo, 0, "id");
+	if (PG_ARGISNULL(1) && PG_ARGISNULL(2))
+		ereport(ERROR, errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("run_at and priority must not both be NULL"),
+				errhint("Pass a time, a priority from 0 to 9, or both."));
+	if (schedule.has_run_at)
+	{
+		schedule.run_at = PG_GETARG_TIMESTAMPTZ(1);
+		if (TIMESTAMP_NOT_FINITE(schedule.run_at))
+			ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					errmsg("run_at must be finite"),
+					errhint(
+						"Pass a finite time. To prevent the job from running, call idemq.cancel."));
+		*member++ = "run_at";
+		*member++ = pstrdup(timestamptz_to_str(schedule.run_at));
+	}
+	if (!PG_ARGISNULL(2))
+	{
+		schedule.priority = idemq_arg_int(fcinfo, 2, "priority", 0, IDEMQ_PRIORITIES - 1);
+		*member++ = "priority";
+		*member++ = psprintf("%d", schedule.priority);
+	}
+	return idemq_change_one(fcinfo, &rescheduler);
 }

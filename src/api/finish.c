@@ -1,18 +1,34 @@
 /*
  * api/finish.c
- *		Ending attempts: what commit, fail and release share (job/finish.c does it).
+ *		SQL functions that end attempts: commit, commit_job, try_commit and commit_many end them
+ *		with success; fail, fail_job and fail_many with an error; release and release_many give
+ *		jobs back as if they had not been claimed, and with revoke_lease, an administrator does so
+ *		for a worker.  commit_and_claim and commit_many_and_claim also begin the next attempts.
+ *
+ * job/finish.c does the work.  A batch is processed in the order of the ids, so two batches do not
+ * deadlock.
+ *
+ * commit_and_claim commits and claims in one statement, and so with one flush of the WAL.  The
+ * commit comes first.  If the claim is not possible, because the queue is paused, at a limit or
+ * dropped, or because the role may not claim from it, no error is raised, since that would undo the
+ * commit and its effect.  The token of the new attempt is valid once the transaction has committed,
+ * as always.  A job of the same FIFO group as a committed one is not claimed, because the group's
+ * next head is promoted only when the commit is visible.  If the answer is lost with the
+ * connection, a repeated call raises IQ006, and the claimed jobs wait until their leases end.
  */
 #include "postgres.h"
 
 #include "catalog/pg_type.h"
 #include "lib/qunique.h"
 #include "miscadmin.h"
+#include "utils/builtins.h"
 #include "utils/memutils.h"
 #include "utils/tuplestore.h"
 
 #include "api/api.h"
 #include "base/base.h"
 #include "job/job.h"
+#include "queue/queue.h"
 #include "table/table.h"
 
 /* The arrays of a batch; values of an absent one is NULL. */
@@ -33,21 +49,24 @@ typedef struct BatchItem
 	int32 ord; /* its position in the caller's arrays, from 0 */
 } BatchItem;
 
+/* Takes one answer of a batch; ord: the element's position in the arguments, from 0. */
+typedef void (*FinishAnswer)(const Attempt *attempt, int32 ord, Outcome outcome, void *arg);
+
 /* As idemq_finish_by_token, for the attempt of arguments id and token. */
-Outcome
-idemq_finish_attempt(FunctionCallInfo fcinfo, Finish *finish, bool raise, Attempt *attempt)
+static Outcome
+finish_attempt(FunctionCallInfo fcinfo, Finish *finish, bool raise, Attempt *attempt)
 {
 	idemq_arg_attempt(fcinfo);
 	return idemq_finish_by_token(PG_GETARG_INT64(0), PG_GETARG_INT64(1), finish, raise, attempt);
 }
 
-/* As idemq_finish_attempt; returns the outcome as a value of SQL. */
-Datum
-idemq_finish_one(FunctionCallInfo fcinfo, Finish *finish, bool raise)
+/* As finish_attempt; returns the outcome as a value of SQL. */
+static Datum
+finish_one(FunctionCallInfo fcinfo, Finish *finish, bool raise)
 {
 	Attempt attempt;
 
-	return idemq_outcome_datum(idemq_finish_attempt(fcinfo, finish, raise, &attempt));
+	return idemq_outcome_datum(finish_attempt(fcinfo, finish, raise, &attempt));
 }
 
 static int
@@ -99,8 +118,8 @@ element(const ArrayArg *array, int n)
  * results or fail's errors, argument 5 fail's details.  Calls answer for each different pair
  * of id and token, also for two tokens of one job; the attempt's job is void by then.
  */
-void
-idemq_finish_batch(FunctionCallInfo fcinfo, Finish *finish, FinishAnswer answer, void *arg)
+static void
+finish_batch(FunctionCallInfo fcinfo, Finish *finish, FinishAnswer answer, void *arg)
 {
 	Batch batch;
 	BatchItem *items;
@@ -159,10 +178,258 @@ add_to_set(const Attempt *attempt, int32 ord, Outcome outcome, void *arg)
 	tuplestore_putvalues(set->setResult, set->setDesc, values, nulls);
 }
 
-/* As idemq_finish_batch; returns a set of (id, token, outcome). */
-Datum
-idemq_finish_many(FunctionCallInfo fcinfo, Finish *finish)
+/* As finish_batch; returns a set of (id, token, outcome). */
+static Datum
+finish_many(FunctionCallInfo fcinfo, Finish *finish)
 {
-	idemq_finish_batch(fcinfo, finish, add_to_set, idemq_srf_begin(fcinfo));
+	finish_batch(fcinfo, finish, add_to_set, idemq_srf_begin(fcinfo));
+	return (Datum) 0;
+}
+
+/* Reads result, which is argument 2. */
+static Finish
+commit_args(FunctionCallInfo fcinfo)
+{
+	Finish finish = {.kind = FINISH_COMMIT};
+
+	if (!PG_ARGISNULL(2))
+		finish.args.document = PointerGetDatum(PG_DETOAST_DATUM(PG_GETARG_DATUM(2)));
+	return finish;
+}
+
+/* commit(id, token, result) -> committed; IQ001, IQ002, IQ006, 40001, 54000. */
+SQL_FUNCTION(idemq_sql_commit)
+{
+	Finish finish = commit_args(fcinfo);
+
+	return finish_one(fcinfo, &finish, true);
+}
+
+/* CALL commit_job(id, token, result, INOUT outcome): as commit. */
+SQL_FUNCTION(idemq_sql_commit_job)
+{
+	return idemq_value_row_datum(fcinfo, idemq_sql_commit(fcinfo));
+}
+
+/*
+ * try_commit(id, token, result) -> committed | already_committed | stale | not_found;
+ * 40001, 54000.
+ */
+SQL_FUNCTION(idemq_sql_try_commit)
+{
+	Finish finish = commit_args(fcinfo);
+
+	return finish_one(fcinfo, &finish, false);
+}
+
+/* commit_many(ids, tokens, results) -> setof (id, token, outcome as try_commit). */
+SQL_FUNCTION(idemq_sql_commit_many)
+{
+	Finish finish = {.kind = FINISH_COMMIT};
+
+	return finish_many(fcinfo, &finish);
+}
+
+/* Reads retry_in and permanent. */
+static Finish
+fail_args(FunctionCallInfo fcinfo)
+{
+	Finish finish = {.kind = FINISH_FAIL};
+
+	finish.has_delay = !PG_ARGISNULL(3);
+	if (finish.has_delay)
+		finish.delay = idemq_arg_interval(fcinfo, 3, "retry_in", 0);
+	finish.permanent = idemq_arg_bool(fcinfo, 4, "permanent");
+	return finish;
+}
+
+/*
+ * fail(id, token, error, retry_in, permanent, details) -> retrying | dead | stale | not_found;
+ * 40001, 54000.
+ */
+SQL_FUNCTION(idemq_sql_fail)
+{
+	Finish finish = fail_args(fcinfo);
+
+	if (!PG_ARGISNULL(2))
+		finish.args.error = PG_GETARG_TEXT_P(2);
+	if (!PG_ARGISNULL(5))
+		finish.args.details = PG_GETARG_JSONB_P(5);
+	return finish_one(fcinfo, &finish, false);
+}
+
+/* CALL fail_job(id, token, error, retry_in, permanent, details, INOUT outcome): as fail. */
+SQL_FUNCTION(idemq_sql_fail_job)
+{
+	return idemq_value_row_datum(fcinfo, idemq_sql_fail(fcinfo));
+}
+
+/*
+ * fail_many(ids, tokens, errors, retry_in, permanent, details)
+ *		-> setof (id, token, outcome as fail).
+ */
+SQL_FUNCTION(idemq_sql_fail_many)
+{
+	Finish finish = fail_args(fcinfo);
+
+	return finish_many(fcinfo, &finish);
+}
+
+/* Reads delay. */
+static Finish
+release_args(FunctionCallInfo fcinfo)
+{
+	Finish finish = {.kind = FINISH_RELEASE};
+
+	if (!PG_ARGISNULL(2))
+		finish.delay = idemq_arg_interval(fcinfo, 2, "delay", 0);
+	return finish;
+}
+
+/* release(id, token, delay) -> released | cancelled | stale | not_found; 40001. */
+SQL_FUNCTION(idemq_sql_release)
+{
+	Finish finish = release_args(fcinfo);
+
+	return finish_one(fcinfo, &finish, false);
+}
+
+/* release_many(ids, tokens, delay) -> setof (id, token, outcome as release). */
+SQL_FUNCTION(idemq_sql_release_many)
+{
+	Finish finish = release_args(fcinfo);
+
+	return finish_many(fcinfo, &finish);
+}
+
+static bool
+decide_revoke(const Job *job, const void *arg, EventArgs *args, JobEvent *event, Outcome *outcome)
+{
+	*event = EVENT_RELEASE;
+	args->error = cstring_to_text("the lease was revoked");
+	*outcome = job->status == JOB_RUNNING ? OUTCOME_RELEASED : idemq_outcome_of_status(job->status);
+	return job->status == JOB_RUNNING;
+}
+
+/*
+ * revoke_lease(id) -> released | current (not running) | blocked | completed | dead | cancelled |
+ * not_found; 22004, 40001.
+ */
+SQL_FUNCTION(idemq_sql_revoke_lease)
+{
+	static const JobChanger revoker = {.decide = decide_revoke,
+									   .privileges = PRIVILEGE_ADMIN,
+									   .audit = {.action = "revoke_lease"}};
+
+	return idemq_change_one(fcinfo, &revoker);
+}
+
+/* Positions of the arguments behind the commit's. */
+#define ARG_QUEUE 3
+#define ARG_CLAIM 4
+
+/* A call of commit_many_and_claim. */
+typedef struct BatchCall
+{
+	ClaimCall claim; /* from the queue of the first job, by the arguments, that is committed */
+	int32 first;	 /* the position of that job; -1: none */
+} BatchCall;
+
+/* Returns the name of the queue that was asked for, NULL for the job's own. */
+static char *
+queue_arg(FunctionCallInfo fcinfo)
+{
+	return PG_ARGISNULL(ARG_QUEUE) ? NULL
+								   : idemq_arg_text(fcinfo, ARG_QUEUE, "queue", IDEMQ_MAX_NAME_ARG);
+}
+
+/* Says that nothing can be claimed; an error would undo the commit. */
+static void
+commit_and_claim_warn(const char *queue, const char *why)
+{
+	ereport(
+		WARNING, errcode(ERRCODE_WARNING), errmsg("could not claim a job from queue \"%s\"", queue),
+		errdetail("%s", why),
+		errhint(
+			"The previous job has been committed. Correct the arguments before you claim the next "
+			"job."));
+}
+
+/* Claims from a queue by name, or from the one that the call has already. */
+static void
+claim_next(ClaimCall *call, const char *name)
+{
+	QueueInfo *queue = &call->scan.queue;
+	bool found = name == NULL ? idemq_queue_by_id(queue->id, queue) : idemq_queue_find(name, queue);
+
+	if (name == NULL)
+		name = queue->name;
+	if (!found || (queue->privileges & PRIVILEGE_CLAIM) == 0)
+		commit_and_claim_warn(
+			name, "The queue does not exist, or this role lacks the claim privilege on it.");
+	else if (call->lease > queue->max_lease)
+		commit_and_claim_warn(name, "The lease is longer than the queue's max_lease.");
+	else if (queue->qstate == NULL)
+		commit_and_claim_warn(name, "The queue has no state in shared memory.");
+	else
+		idemq_claim_from_queue(call);
+}
+
+/*
+ * commit_and_claim(id, token, result, queue, max_jobs, lease, worker, attach)
+ *		-> setof claimed job; as commit: IQ001, IQ002, IQ006, 40001, 54000; 22004, 22023.
+ */
+SQL_FUNCTION(idemq_sql_commit_and_claim)
+{
+	Finish finish = commit_args(fcinfo);
+	char *name = queue_arg(fcinfo);
+	Attempt attempt;
+	ClaimCall call;
+
+	idemq_claim_args(fcinfo, ARG_CLAIM, &call);
+	(void) finish_attempt(fcinfo, &finish, true, &attempt);
+	call.scan.queue = attempt.queue;
+	claim_next(&call, name);
+	return (Datum) 0;
+}
+
+/* Adds one outcome to the answer. */
+static void
+add_outcome(const Attempt *attempt, int32 ord, Outcome outcome, void *arg)
+{
+	BatchCall *batch = arg;
+	Datum values[CLAIM_COLUMN_COUNT + 1];
+	bool nulls[CLAIM_COLUMN_COUNT + 1];
+
+	memset(nulls, true, sizeof(nulls));
+	memset(values, 0, sizeof(values));
+	values[0] = idemq_outcome_datum(outcome);
+	values[1] = Int64GetDatum(attempt->id);
+	values[2] = Int64GetDatum(attempt->token);
+	nulls[0] = nulls[1] = nulls[2] = false;
+	tuplestore_putvalues(batch->claim.store, batch->claim.desc, values, nulls);
+	if (outcome == OUTCOME_COMMITTED && (batch->first < 0 || ord < batch->first))
+	{
+		batch->first = ord;
+		batch->claim.scan.queue = attempt->queue;
+	}
+}
+
+/*
+ * commit_many_and_claim(ids, tokens, results, queue, max_jobs, lease, worker, attach)
+ *		-> setof (outcome, id, token, and of a claimed job the other columns of claim): first
+ *		   a row for each pair as commit_many, then the claimed ones.
+ */
+SQL_FUNCTION(idemq_sql_commit_many_and_claim)
+{
+	Finish finish = {.kind = FINISH_COMMIT};
+	char *name = queue_arg(fcinfo);
+	BatchCall batch = {.first = -1};
+
+	idemq_claim_args(fcinfo, ARG_CLAIM, &batch.claim);
+	batch.claim.with_outcome = true;
+	finish_batch(fcinfo, &finish, add_outcome, &batch);
+	if (name != NULL || batch.first >= 0)
+		claim_next(&batch.claim, name);
 	return (Datum) 0;
 }

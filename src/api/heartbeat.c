@@ -1,10 +1,22 @@
 /*
  * api/heartbeat.c
- *		SQL functions about the lease of an attempt: heartbeat, heartbeat_many, validate.
+ *		SQL functions about the lease of an attempt that is running: heartbeat and heartbeat_many
+ *		renew it, validate shows whether it is valid, checkpoint stores the state of the work, and
+ *		assert_current and hold_claimed keep the attempt current until the transaction ends.  reap
+ *		takes back leases that have ended.
  *
- * A heartbeat changes the lease entry and no row.  So it takes effect at once, and a rollback
- * does not undo it.  A lease that has no entry gets one; only with a full lease table is the
- * row written, and a rollback undoes that.
+ * A heartbeat changes the lease's entry and no row, so it takes effect at once, and a rollback does
+ * not undo it.  A lease without an entry gets one.  Only if the lease table is full is the row
+ * written, and a rollback undoes that.
+ *
+ * checkpoint and assert_current raise an error if the attempt is no longer current; hold_claimed
+ * returns an answer instead.  A client sends hold_claimed in the same message as the COMMIT of
+ * commit_and_claim, before it has read which job was claimed, so it has no arguments.  An error
+ * would fail the whole message, and the client would not learn that the commit is done.  The client
+ * calls assert_current if the answer is not "held".
+ *
+ * Locks: a heartbeat never waits for a row.  checkpoint and assert_current wait for a transaction
+ * that holds the job's row.  For reap, see job/recover.c and job/reap.c.
  */
 #include "postgres.h"
 
@@ -21,6 +33,7 @@
 #include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
 #include "table/table.h"
+#include "txn/txn.h"
 
 /* As idemq_lease_beat; notes the new deadline, which may be earlier than the old one. */
 static LeaseBeat
@@ -207,4 +220,90 @@ SQL_FUNCTION(idemq_sql_validate)
 		outcome = OUTCOME_EXPIRED;
 	idemq_jobs_close(&table);
 	return idemq_outcome_datum(outcome);
+}
+
+/* checkpoint(id, token, state) -> void; IQ001, IQ002, IQ006, 22004, 40001, 54000. */
+SQL_FUNCTION(idemq_sql_checkpoint)
+{
+	JobsTable table;
+	Attempt attempt;
+	EventArgs args = {0};
+
+	idemq_arg_attempt(fcinfo);
+	idemq_arg_required(fcinfo, 2, "state");
+	args.document = idemq_arg_document(fcinfo, 2, "state");
+	idemq_jobs_open(&table);
+	for (;;)
+	{
+		idemq_attempt_find_current(&table, PG_GETARG_INT64(0), PG_GETARG_INT64(1), &attempt);
+		if (idemq_transition(&table, &attempt.job, &attempt.queue, EVENT_CHECKPOINT, &args,
+							 JOB_WAITS) == JOB_WRITTEN)
+			break;
+		idemq_jobs_refresh_or_raise(&table);
+	}
+	idemq_jobs_close(&table);
+	PG_RETURN_VOID();
+}
+
+/*
+ * assert_current(id, token) -> void; IQ001, IQ002, IQ006, 22004, 40001.
+ * See idemq_attempt_hold.
+ */
+SQL_FUNCTION(idemq_sql_assert_current)
+{
+	idemq_arg_attempt(fcinfo);
+	(void) idemq_attempt_hold(PG_GETARG_INT64(0), PG_GETARG_INT64(1));
+	PG_RETURN_VOID();
+}
+
+/*
+ * hold_claimed() -> held, busy or gone: as assert_current, for the one job that this session's
+ * last transaction claimed; never waits for another transaction.
+ */
+SQL_FUNCTION(idemq_sql_hold_claimed)
+{
+	int64 id;
+	int64 token;
+	const char *answer = "gone";
+
+	if (idemq_pending_claimed(&id, &token))
+	{
+		JobsTable table;
+		Attempt attempt;
+		Outcome outcome;
+
+		idemq_jobs_open(&table);
+		outcome = idemq_attempt_try_lock(&table, id, token, LockTupleShare, &attempt);
+		idemq_jobs_close(&table);
+		if (outcome == OUTCOME_CURRENT)
+			answer = "held";
+		else if (outcome == OUTCOME_LOCKED)
+			answer = "busy";
+	}
+	PG_RETURN_TEXT_P(cstring_to_text(answer));
+}
+
+/* reap(queue) -> number of leases taken back; IQ005, 42501, 53400. */
+SQL_FUNCTION(idemq_sql_reap)
+{
+	QueueInfo queue;
+	int64 reaped = 0;
+	int32 *ids;
+	int count;
+
+	idemq_jobs_check_writable();
+	if (!PG_ARGISNULL(0))
+	{
+		idemq_queue_arg(fcinfo, 0, "queue", PRIVILEGE_CLAIM, &queue);
+		idemq_queue_need_qstate(&queue);
+		PG_RETURN_INT64(idemq_reap_all(&queue));
+	}
+	ids = idemq_queue_ids(PRIVILEGE_CLAIM, &count);
+	for (int i = 0; i < count; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (idemq_queue_by_id(ids[i], &queue) && queue.qstate != NULL)
+			reaped += idemq_reap_all(&queue);
+	}
+	PG_RETURN_INT64(reaped);
 }

@@ -1,23 +1,28 @@
 /*
  * api/parents.c
- *		SQL function parents: what a job's parents have come to.
+ *		SQL functions about the parents of a job: parents returns what has become of them, and
+ *		add_parents lets a running job make a child wait for further parents.
  *
- * A role that may claim from the job's queue, or administers it, is told the results of the job's
- * parents, also in queues on which it has no privilege: whoever enqueued the job could ask for
- * them (job/new_child.c), and has handed them on.  It is told the results of the ends by which
- * the job came to run, and no others: a parent may run again after the right to ask for it was
- * revoked.
+ * A role that may claim from the job's queue, or administer it, sees the results of the job's
+ * parents, even if it has no privilege on the queues of the parents: the role that enqueued the job
+ * was allowed to see them (job/new_child.c), and has passed them on.  It sees only the results with
+ * which the job came to run, because a parent may run again after that privilege was revoked.
+ *
+ * Locks: parents only reads rows; job/add_parents.c describes the locks of add_parents.
  */
 #include "postgres.h"
 
+#include "catalog/pg_type.h"
 #include "utils/builtins.h"
 #include "utils/tuplestore.h"
 
 #include "base/base.h"
+#include "job/job.h"
 #include "queue/queue.h"
 #include "table/table.h"
 
-#define COLUMNS 4
+/* parent, queue, status, result */
+#define PARENT_COLUMNS 4
 
 /*
  * Adds a parent's row.  A parent that is gone has the status of its deletion, or none.  To a role
@@ -25,10 +30,10 @@
  * and neither status nor result if it was claimed again since then.
  */
 static void
-add_row(JobsTable *table, const DependencyGone *parent, ReturnSetInfo *set)
+add_parent_row(JobsTable *table, const DependencyGone *parent, ReturnSetInfo *set)
 {
-	Datum values[COLUMNS] = {Int64GetDatum(parent->id)};
-	bool nulls[COLUMNS] = {false, true, true, true};
+	Datum values[PARENT_COLUMNS] = {Int64GetDatum(parent->id)};
+	bool nulls[PARENT_COLUMNS] = {false, true, true, true};
 	QueueInfo queue;
 	Job job;
 
@@ -73,8 +78,47 @@ SQL_FUNCTION(idemq_sql_parents)
 		DependencyGone *parents = idemq_dependency_parents(&table, id, &count);
 
 		for (int i = 0; i < count; i++)
-			add_row(&table, &parents[i], set);
+			add_parent_row(&table, &parents[i], set);
 	}
 	idemq_jobs_close(&table);
+	return (Datum) 0;
+}
+
+/* parent, outcome */
+#define ADDED_COLUMNS 2
+
+/*
+ * add_parents(child, parents, id, token) -> setof (parent, outcome), in the order of the parents' ids;
+ * outcome: added, already or locked.  Raises IQ001, IQ002, IQ006, 22004, 22023, 42501, 53400, 55000.
+ */
+SQL_FUNCTION(idemq_sql_add_parents)
+{
+	ParentsCall call;
+	ArrayArg parents;
+	ReturnSetInfo *set;
+
+	idemq_arg_required(fcinfo, 0, "child");
+	idemq_arg_array(fcinfo, 1, "parents", INT8OID, false, &parents);
+	idemq_arg_required(fcinfo, 2, "id");
+	idemq_arg_required(fcinfo, 3, "token");
+	call = (ParentsCall){.child = PG_GETARG_INT64(0),
+						 .id = PG_GETARG_INT64(2),
+						 .token = PG_GETARG_INT64(3),
+						 .count = parents.count,
+						 .parents = palloc(Max(parents.count, 1) * sizeof(int64)),
+						 .outcomes = palloc(Max(parents.count, 1) * sizeof(Outcome))};
+	for (int i = 0; i < parents.count; i++)
+		call.parents[i] = DatumGetInt64(parents.values[i]);
+	set = idemq_srf_begin(fcinfo);
+	idemq_jobs_check_writable();
+	idemq_add_parents(&call);
+	for (int i = 0; i < call.count; i++)
+	{
+		Datum values[ADDED_COLUMNS] = {Int64GetDatum(call.parents[i]),
+									   idemq_outcome_datum(call.outcomes[i])};
+		bool nulls[ADDED_COLUMNS] = {false, false};
+
+		tuplestore_putvalues(set->setResult, set->setDesc, values, nulls);
+	}
 	return (Datum) 0;
 }

@@ -1,30 +1,31 @@
 /*
  * api/publish.c
- *		SQL function publish: adds a job to each queue that is bound to a topic.
+ *		SQL functions publish, which adds a job to each queue that is bound to a topic,
+ *		topic_matches and ensure_topic; and the C functions that sql/parts/47_topics.sql calls.
  *
- * All jobs are made in the caller's transaction, in the order of the queues' ids, so two
+ * All jobs are added in the caller's transaction, in the order of the queues' ids, so two
  * publishers do not deadlock.  A queue that several bindings name gets one job.
  *
- * The publisher needs publish on the topic, and nothing on the queues.  A binding counts if
- * its role may bind to the topic and enqueue to the queue now, by what is committed at the
- * call: a privilege that was revoked, or went with its role, ends at once.  Other bindings are
- * skipped, and are never an error of the publisher's; idemq.topic_bindings says why, and when
- * one was skipped last.  That time is written once a minute at most, to a row that nobody
- * holds, and not above READ COMMITTED: publishers neither wait for each other nor fail for the
- * sake of a note.
+ * The publisher needs the privilege publish on the topic, and none on the queues.  A binding counts
+ * if its role may now bind to the topic and enqueue to the queue, according to what is committed at
+ * the call: a privilege that was revoked, or was lost with its role, ends at once.  Other bindings
+ * are skipped, and never raise an error for the publisher; idemq.topic_bindings shows why, and when
+ * one was last skipped.  That time is written at most once a minute, only if no other transaction
+ * holds the row, and not above READ COMMITTED, so publishers neither wait for each other nor fail
+ * because of it.
  *
- * The key of the job in each queue is the publisher's key with the topic's space behind it.  So
- * a publisher takes no key of a queue's own producers, nor that of a schedule's tick, which
- * ends otherwise; and they take none of its keys (job/kept_key.c).  A publisher that repeats
- * its call is answered with the first jobs.  Their payloads are not compared: a job with that
- * key and another payload, in one of the queues, would fail the publisher.
+ * The key of the job in each queue is the publisher's key followed by the topic's space.  So a
+ * publisher uses no key of the queue's own producers, and none of a schedule's tick, which ends
+ * differently; and they use none of its keys (job/kept_key.c).  A publisher that repeats its call
+ * gets the first jobs.  Their payloads are not compared, because otherwise a job with that key and
+ * another payload, in one of the queues, would raise an error for the publisher.
  *
- * A full queue or group never raises an error for the publisher: the queue gets the job nevertheless,
- * or gets none if when_full of the binding is skip.  The binding's row has an exact count of the jobs
- * that were added over the limit.  Publishers do not wait for each other to update it: a publisher
- * that cannot lock the row at once, or that runs above READ COMMITTED, inserts a row for the job into
- * topic_over_limit.  The next publisher that gets the lock, or the next pass of retention, adds these
- * rows to the count.
+ * A full queue or group never raises an error for the publisher: the queue gets the job
+ * nevertheless, or gets none if when_full of the binding is skip.  The binding's row has an exact
+ * count of the jobs that were added over the limit.  Publishers do not wait for each other to
+ * update it: a publisher that cannot lock the row at once, or that runs above READ COMMITTED,
+ * inserts a row for the job into topic_over_limit.  The next publisher that gets the lock, or the
+ * next pass of retention, adds these rows to the count.
  */
 #include "postgres.h"
 
@@ -41,6 +42,122 @@
 #include "queue/queue.h"
 #include "shared/counts/counts.h"
 #include "table/table.h"
+
+/* topic_matches(pattern, topic) -> whether a queue bound by pattern gets jobs of topic; 22023. */
+SQL_FUNCTION(idemq_sql_topic_matches)
+{
+	TopicWords pattern;
+	TopicWords topic;
+
+	idemq_topic_split("pattern", idemq_arg_text(fcinfo, 0, "pattern", TOPIC_MAX), true, &pattern);
+	idemq_topic_split("topic", idemq_arg_text(fcinfo, 1, "topic", TOPIC_MAX), false, &topic);
+	PG_RETURN_BOOL(idemq_topic_matches(&pattern, &topic));
+}
+
+/* Returns whether there is a space.  Raises 42501 for one on which the role holds no privilege. */
+static bool
+is_usable_topic(const char *name)
+{
+	TopicSpace space;
+
+	if (!idemq_topic_find(name, &space))
+		return false;
+	idemq_topic_open(name, TOPIC_ALL, &space);
+	return true;
+}
+
+/*
+ * ensure_topic(topic) -> whether it was created; 22004, 22023, 42501, 25006.  As ensure_queue
+ * (api/create_queue.c): a call that finds the space reads only, and of two that create it at once the
+ * second finds the space of the first.
+ */
+SQL_FUNCTION(idemq_sql_ensure_topic)
+{
+	char *name = idemq_arg_text(fcinfo, 0, "topic", IDEMQ_MAX_NAME_ARG);
+	const char *outcome = "unchanged";
+
+	if (!is_usable_topic(name))
+	{
+		Oid creator = idemq_ensure_may_call("create_topic", "create the topic", name);
+
+		idemq_jobs_check_writable();
+		idemq_topic_lock_name(name);
+		if (!is_usable_topic(name))
+		{
+			(void) OidFunctionCall1(creator, PG_GETARG_DATUM(0));
+			outcome = "created";
+		}
+	}
+	PG_RETURN_TEXT_P(cstring_to_text(outcome));
+}
+
+/* check_space(topic) -> void; 22004, 22023. */
+SQL_FUNCTION(idemq_sql_internal_check_space)
+{
+	(void) idemq_wrapper_caller();
+	idemq_topic_check_space(idemq_arg_text(fcinfo, 0, "topic", IDEMQ_MAX_NAME_ARG));
+	PG_RETURN_VOID();
+}
+
+/* lock_topic(topic) -> void; idemq_topic_lock_name. */
+SQL_FUNCTION(idemq_sql_internal_lock_topic)
+{
+	(void) idemq_wrapper_caller();
+	idemq_topic_lock_name(TextDatumGetCString(PG_GETARG_DATUM(0)));
+	PG_RETURN_VOID();
+}
+
+/* topic_space(pattern) -> its space; 22004, 22023. */
+SQL_FUNCTION(idemq_sql_internal_topic_space)
+{
+	TopicWords words;
+
+	(void) idemq_wrapper_caller();
+	idemq_topic_split("pattern", idemq_arg_text(fcinfo, 0, "pattern", TOPIC_MAX), true, &words);
+	PG_RETURN_TEXT_P(cstring_to_text(idemq_topic_space(&words)));
+}
+
+/* Returns the TopicPrivilege bits that a word stands for. */
+static int
+topic_privileges_named(const char *word)
+{
+	return strcmp(word, "publish") == 0 ? TOPIC_PUBLISH
+		   : strcmp(word, "bind") == 0	? TOPIC_BIND
+										: TOPIC_ADMIN;
+}
+
+/*
+ * topic(topic, privilege, keep) -> void; 42704; 42501 unless the caller has the privilege, NULL
+ * for none.  keep: the space cannot be dropped, to the end of the transaction.
+ */
+SQL_FUNCTION(idemq_sql_internal_topic)
+{
+	int level = idemq_wrapper_become_caller();
+	const char *name = TextDatumGetCString(PG_GETARG_DATUM(0));
+	TopicSpace space;
+
+	if (!PG_ARGISNULL(1))
+		idemq_topic_open(name, topic_privileges_named(TextDatumGetCString(PG_GETARG_DATUM(1))),
+						 &space);
+	else if (!idemq_topic_find(name, &space))
+		idemq_topic_refuse_unknown(name);
+	if (PG_GETARG_BOOL(2))
+		idemq_topic_keep(name);
+	idemq_wrapper_become_owner(level);
+	PG_RETURN_VOID();
+}
+
+/* topic_may(topic, role, privilege) -> whether it may; false for no such topic, or no role. */
+SQL_FUNCTION(idemq_sql_internal_topic_may)
+{
+	TopicSpace space;
+
+	(void) idemq_wrapper_caller();
+	PG_RETURN_BOOL(!PG_ARGISNULL(1) &&
+				   idemq_topic_find(TextDatumGetCString(PG_GETARG_DATUM(0)), &space) &&
+				   (idemq_topic_privileges(&space, PG_GETARG_OID(1)) &
+					topic_privileges_named(TextDatumGetCString(PG_GETARG_DATUM(2)))) != 0);
+}
 
 /* Arguments of publish. */
 enum
@@ -116,7 +233,7 @@ typedef struct Published
 
 /* Returns whether a binding counts now; reads its queue. */
 static bool
-counts(const Published *call, const Binding *binding, QueueInfo *queue)
+binding_counts(const Published *call, const Binding *binding, QueueInfo *queue)
 {
 	Oid role = idemq_role_of(NameStr(binding->role), binding->role_oid);
 
@@ -126,7 +243,7 @@ counts(const Published *call, const Binding *binding, QueueInfo *queue)
 
 /* Notes that a binding was skipped, if that can be done at once. */
 static void
-skip(Published *call, Binding *binding)
+skip_binding(Published *call, Binding *binding)
 {
 	Datum values[] = {CStringGetTextDatum(call->space.name), binding->pattern,
 					  Int32GetDatum(binding->queue_id), NameGetDatum(&binding->role),
@@ -183,7 +300,7 @@ publish_add_job(Published *call, Binding *binding, const QueueInfo *queue)
 
 /* Reads the arguments; raises 42704, 42501 for the topic. */
 static void
-read_arguments(FunctionCallInfo fcinfo, Published *call)
+publish_read_arguments(FunctionCallInfo fcinfo, Published *call)
 {
 	char *topic = idemq_arg_text(fcinfo, ARG_TOPIC, "topic", TOPIC_MAX);
 	char *space;
@@ -226,7 +343,7 @@ SQL_FUNCTION(idemq_sql_publish)
 	Datum space;
 	int count;
 
-	read_arguments(fcinfo, &call);
+	publish_read_arguments(fcinfo, &call);
 	call.set = idemq_srf_begin(fcinfo);
 	call.now = idemq_now();
 	space = CStringGetTextDatum(call.space.name);
@@ -247,20 +364,20 @@ SQL_FUNCTION(idemq_sql_publish)
 			continue;
 		old = MemoryContextSwitchTo(job_context);
 		/* Once more when the queue is kept from being dropped, to the end of the transaction. */
-		held = counts(&call, binding, &queue);
+		held = binding_counts(&call, binding, &queue);
 		if (held)
 		{
 			idemq_queue_lock(binding->queue_id, AccessShareLock);
-			held = counts(&call, binding, &queue);
+			held = binding_counts(&call, binding, &queue);
 		}
 		if (!held)
-			skip(&call, binding);
+			skip_binding(&call, binding);
 		else if (binding->queue_id != served)
 		{
 			if (publish_add_job(&call, binding, &queue))
 				served = binding->queue_id;
 			else
-				skip(&call, binding);
+				skip_binding(&call, binding);
 		}
 		MemoryContextSwitchTo(old);
 		MemoryContextReset(job_context);

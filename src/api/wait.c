@@ -1,41 +1,48 @@
 /*
  * api/wait.c
  *		Procedures that sleep until there is a job, room, or a result: wait, wait_any,
- *		wait_for_room, wait_result, wait_results.
+ *		wait_for_room, wait_result, wait_results; and result, which returns what wait_result
+ *		would, without waiting.
  *
- * They sleep between transactions, and so hold nothing that would keep VACUUM, a CREATE INDEX
- * CONCURRENTLY or a DROP from going on.  Each check for something to do is a transaction of its
- * own.  The order is: set the bit, check, sleep (shared/waiters/wake.c); a signal that comes
- * after the check ends the sleep at once.
+ * They sleep between transactions, so they hold nothing that would delay VACUUM, CREATE INDEX
+ * CONCURRENTLY or DROP.  Each check for something to do is a transaction of its own.  The order is:
+ * set the bit, check, sleep (shared/waiters/wake.c); a signal that comes after the check ends the
+ * sleep at once.
  *
  * A wait also ends when another session of the same role asks for that, as if its timeout had
- * passed (shared/waiters/end_wait.c): a worker that stops does not have to cancel its wait.
+ * passed (shared/waiters/end_wait.c), so a worker that stops does not have to cancel its wait.
  *
  * In a session with idemq.process, wait and wait_any also end when an attempt of the process is
- * being cancelled or has been ended by another session (shared/waiters/listeners.c).  If the queue is
- * NULL, wait sleeps only until then: a process without a free slot must not take a signal for a job.
+ * being cancelled, or has been ended by another session (shared/waiters/listeners.c).  If the
+ * queue is NULL, wait sleeps only until then: a process without a free slot must not take a signal
+ * that is meant for a job.
  *
- * A signal is meant for one waiter.  A waiter that leaves without a check since its signal,
- * even by error or cancel, passes the signal on.
+ * A signal is meant for one waiter.  A waiter that leaves without a check since its signal, even
+ * because of an error or a cancel, passes the signal on.
  *		Model: test/model/wake.pml; two waiters, two wakers, one cancel.
  *
- * What comes due by time alone has no commit that signals it: each check finds out when to check
- * again.  A session that finds no background worker, or a stuck one, checks once a second, reaps
- * and promotes (api/fallback_maintenance.c).  A worker that stops counts as moving for
- * another IDEMQ_STUCK_AFTER.  A session that falls asleep during that time is not woken for what
- * comes due by time, nor for a group whose head the worker had been called to promote.  The next
- * claim finds the job, and so does the waiter when its own wait ends.
+ * No commit signals what comes due by time alone, so each check computes when to check again.  A
+ * session that finds no background worker, or a stuck one, checks once a second, and does the
+ * worker's most urgent work for its queue (do_fallback_maintenance).  A worker that stops counts
+ * as moving for another IDEMQ_STUCK_AFTER.  A session that falls asleep during that time is not
+ * woken for what comes due by time, nor for a group whose head the worker had been called to
+ * promote.  The next claim finds the job, and so does the waiter when its own wait ends.
  *
- * wait_for_room is woken by sessions that free room (shared/counts/unfinished.c).  Room may be
- * promised to a session that does not use it.  Only the background worker takes back such a promise,
- * so without a worker, each waiter checks once per second.
+ * Sessions that free room wake wait_for_room (shared/counts/unfinished.c).  Room may be promised to
+ * a session that does not use it.  Only the background worker takes such a promise back, so without
+ * a worker, each waiter checks once per second.
  *
- * wait_result works on a standby, too.  What is replayed there wakes nobody, so it looks again
- * after an eighth of the time that it has waited, STANDBY_SOON at least and CHECK_ALONE at most.
- * A job that it has never seen may be on its way, and is waited for until the timeout; one that
- * it has seen, and that is not there any more, is gone.  Between two looks there is no snapshot
- * that replay could conflict with.  A promotion needs nothing: the bit is set in any case, and
- * the next look finds that commits wake the session.
+ * wait_result works on a standby, too.  What is replayed there wakes no session, so it checks
+ * again after an eighth of the time that it has waited, but after STANDBY_SOON at least and
+ * CHECK_ALONE at most.  A job that it has never seen may not have been replayed yet, so it waits
+ * for the job until the timeout.  A job that it has seen, and that does not exist any more, is
+ * gone.  Between two checks there is no snapshot that could conflict with replay.  A promotion
+ * needs no special care: the bit is set in any case, and the next check finds that commits wake
+ * the session.
+ *
+ * result is for clients that cannot CALL a procedure that sleeps between transactions, such as a
+ * proxy that only calls functions.  It reads the latest version of the job's row, as wait_result
+ * does.
  */
 #include "postgres.h"
 
@@ -43,6 +50,7 @@
 #include "access/xlog.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
+#include "fmgr.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "storage/ipc.h"
@@ -51,7 +59,9 @@
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/datum.h"
+#include "utils/guc.h"
 #include "utils/memutils.h"
+#include "utils/resowner.h"
 #include "utils/snapmgr.h"
 #include "utils/timeout.h"
 
@@ -196,6 +206,52 @@ look_up(Target *target, QueueInfo *queue)
 	}
 }
 
+/* Maximum number of heads of groups that one call promotes. */
+#define PROMOTE_ALONE 64
+
+/*
+ * Does what the worker would do for a queue, while there is no worker, or it is stuck: takes back
+ * leases, ends pauses of groups, and promotes heads of groups.
+ *
+ * A lock that delays the worker may delay this session as well, while its client waits for jobs.  So
+ * this waits for a lock no longer than a task of the worker does, and runs in a subtransaction.  If
+ * a lock is not free in time, the subtransaction is rolled back, and the next check tries again.
+ * Other errors are the caller's, as they are for a claim.
+ */
+static void
+do_fallback_maintenance(const QueueInfo *queue)
+{
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	int guc_level;
+
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(context);
+	guc_level = NewGUCNestLevel();
+	if (LockTimeout == 0 || LockTimeout > IDEMQ_LOCK_PATIENCE)
+		idemq_spi_set("lock_timeout", IDEMQ_LOCK_PATIENCE_TEXT);
+	PG_TRY();
+	{
+		(void) idemq_reap_some(queue);
+		if (idemq_group_pause_is_over(queue))
+			(void) idemq_group_pauses_end(queue);
+		if (idemq_promote_wanted(queue))
+			(void) idemq_promote_some(queue, PROMOTE_ALONE);
+		AtEOXact_GUC(true, guc_level);
+		ReleaseCurrentSubTransaction();
+	}
+	PG_CATCH();
+	{
+		if (geterrcode() != ERRCODE_LOCK_NOT_AVAILABLE)
+			PG_RE_THROW();
+		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
+}
+
 /* Returns whether a queue has work that can be claimed now; sets when to check again. */
 static bool
 check_queue(Target *target)
@@ -219,7 +275,7 @@ check_queue(Target *target)
 	alone = !idemq_worker_present();
 	if (alone)
 	{
-		idemq_do_fallback_maintenance(&queue);
+		do_fallback_maintenance(&queue);
 		target->again = Min(target->again, idemq_mono_now() + CHECK_ALONE);
 		if (queue.group_pauses_end < DT_NOEND)
 			target->again = Min(target->again, idemq_mono_from_timestamp(queue.group_pauses_end));
@@ -569,4 +625,32 @@ SQL_FUNCTION(idemq_sql_wait_results)
 	values[1] = PointerGetDatum(construct_md_array(columns + ids.count, no_result, 1, &ids.count,
 												   &bound, JSONBOID, -1, false, TYPALIGN_INT));
 	return idemq_row_datum(fcinfo, values, nulls);
+}
+
+/* result(id) -> (status, result); IQ002, 22004, 55000.  Needs any privilege on the job's queue. */
+SQL_FUNCTION(idemq_sql_result)
+{
+	Datum values[2];
+	bool nulls[2] = {false, false};
+	JobsTable table;
+	QueueInfo queue;
+	Datum row;
+	Job job;
+
+	idemq_arg_required(fcinfo, 0, "id");
+	idemq_following_refuse_moved();
+	idemq_jobs_open_to_read(&table);
+	if (!idemq_jobs_fetch(&table, PG_GETARG_INT64(0), &job) ||
+		!idemq_queue_allows(job.queue_id, PRIVILEGE_ALL, &queue))
+		ereport(
+			ERROR, errcode(ERRCODE_IDEMQ_NO_SUCH_JOB),
+			errmsg("job %lld does not exist", (long long) PG_GETARG_INT64(0)),
+			errhint(
+				"A queue with retention '0' deletes finished jobs immediately. To read results, "
+				"set a longer retention."));
+	values[0] = ObjectIdGetDatum(idemq_oids()->status[job.status]);
+	values[1] = idemq_job_document(&job, COL_RESULT, &nulls[1]);
+	row = idemq_row_datum(fcinfo, values, nulls);
+	idemq_jobs_close(&table);
+	return row;
 }

@@ -23,7 +23,7 @@
  *			again, at commit, because rows may have changed while triggers were off
  *			(pg_restore --disable-triggers).
  *		DISCARD ALL: a pooler gives the session to another client.  Its attached leases end, and it
- *			forgets what it has claimed (api/checkpoint.c).
+ *			forgets what it has claimed (api/heartbeat.c).
  *
  * A role may end a prepared transaction after we have looked at its locks, and prepare another one
  * with the same name.  The command then ends a transaction that we have not looked at.  This harms

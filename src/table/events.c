@@ -18,7 +18,7 @@
  * secret of the running server, the uuid is the same after a restart, which matters for prepared
  * transactions.  If two names have the same hash, they merely wait for each other.
  *
- * A wait (written by api/await_event.c) is
+ * A wait (written by api/events.c) is
  *
  *	waiting		the attempt with that token gave the job back; it becomes ready when the event is sent, or at
  *				call_until.  begun_at is when the job first waited
@@ -51,7 +51,7 @@
 #include "base/base.h"
 #include "table/table.h"
 
-/* Fourth field of our lock tags: "ev".  api/acquire.c uses another one. */
+/* Fourth field of our lock tags: "ev".  api/claim.c uses another one. */
 #define ADVISORY_CLASS 0x6576
 
 /*
@@ -176,7 +176,7 @@ idemq_waits_arrived(const EventName *event, const int64 *job_ids, int count, Dat
  * Follows a job that may be waiting for an event, and that SQL has moved to another queue, in the
  * transaction that has moved it.  The job would not be told of events that are or were sent to its
  * new queue, so it becomes ready, and asks again.  Its wait then belongs to the new queue, and ends
- * at the same time as before (api/await_event.c).
+ * at the same time as before (api/events.c).
  */
 void
 idemq_event_wait_moved(int64 job_id)

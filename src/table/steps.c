@@ -9,7 +9,7 @@
  *	done		it was finished with a response; or it was done in a transaction of this database, and was never begun
  *	refused		the other side definitely did not do it
  *	void		it belongs to an earlier payload of the job, which was replaced or run again
- *	waiting, arrived, timed_out		a wait for an event (api/await_event.c): see events.c
+ *	waiting, arrived, timed_out		a wait for an event (api/events.c): see events.c
  *
  * round counts refusals and payloads.  Each round asks for a different effect, with a different
  * effect key.  The key is a hash of the database's uuid (which is drawn for the first step, and

@@ -137,7 +137,7 @@ exit \$bad
 	my $frozen = "$tmp/frozen.sql";
 	my $run = sub { IPC::Run::run([ 'python3', "$source/script/check/kept", @_ ], '<', \undef, '>&', \$output, IPC::Run::timeout(300)); return $output };
 	my @broken = (
-		[ 'a symbol', 'src/api/commit.c', qr/SQL_FUNCTION\(idemq_sql_commit\)/, 'static Datum commit(void)', 'idemq_sql_commit is gone, which idemq.commit of the version before calls' ],
+		[ 'a symbol', 'src/api/finish.c', qr/SQL_FUNCTION\(idemq_sql_commit\)/, 'static Datum commit(void)', 'idemq_sql_commit is gone, which idemq.commit of the version before calls' ],
 		[ 'a primitive', 'src/api/internal.c', qr/SQL_FUNCTION\(idemq_sql_internal_check_kind\)/, 'SQL_FUNCTION(idemq_sql_v2_internal_check_kind)',
 			'idemq_sql_internal_check_kind is gone, which idemq_internal.check_kind of the version before calls' ],
 		[ 'arguments of a primitive', 'sql/parts/05_internal.sql', qr/check_kind\(kind text\)/, 'check_kind(kind text, name text)',
