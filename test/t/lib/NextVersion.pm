@@ -87,9 +87,9 @@ C
 static SqlStatement inserts[2]; /* of the version before, of this one */
 static SqlStatement updates[2];
 C
-		[ qr/^static void\nbuild_statements\(void\)\n\{.*?^\}/ms, <<'C' ],
+		[ qr/^static void\nsettings_build\(void\)\n\{.*?^\}/ms, <<'C' ],
 static void
-build_statements(int nsettings, SqlStatement *insert, SqlStatement *update)
+settings_build(int nsettings, SqlStatement *insert, SqlStatement *update)
 {
 	StringInfoData columns;
 	StringInfoData parameters;
@@ -104,8 +104,8 @@ build_statements(int nsettings, SqlStatement *insert, SqlStatement *update)
 	insert->types[0] = update->types[0] = TEXTOID;
 	for (int i = 0; i < nsettings; i++)
 	{
-		const char *name = settings[i].name;
-		const char *none = none_value(settings[i].kind);
+		const char *name = idemq_queue_settings[i].name;
+		const char *none = idemq_setting_nones[idemq_queue_settings[i].kind];
 		int parameter = i + 2;
 
 		appendStringInfo(&columns, ", %s", name);
@@ -114,7 +114,8 @@ build_statements(int nsettings, SqlStatement *insert, SqlStatement *update)
 						 none != NULL ? "%s%s = nullif(coalesce($%d, %s), %s)"
 									  : "%s%s = coalesce($%d, %s)",
 						 i > 0 ? ", " : "", name, parameter, name, none);
-		insert->types[i + 1] = update->types[i + 1] = sql_types[settings[i].kind];
+		insert->types[i + 1] = update->types[i + 1] =
+			idemq_setting_types[idemq_queue_settings[i].kind];
 	}
 	insert->text = MemoryContextStrdup(
 		TopMemoryContext, psprintf("INSERT INTO idemq.queues (name%s) VALUES ($1%s) ON CONFLICT (name) "
@@ -127,9 +128,9 @@ build_statements(int nsettings, SqlStatement *insert, SqlStatement *update)
 C
 		[ 'if (PG_ARGISNULL(n) && (may_be_none || !is_new))', 'if (n >= PG_NARGS() || (PG_ARGISNULL(n) && (may_be_none || !is_new)))' ],
 		[ 'for (int i = 1; i < (int) SETTING_ARGS; i++)', 'for (int i = 1; i < PG_NARGS(); i++)' ],
-		[ "\tbool inserted;\n\n\tbuild_statements();\n", "\tbool inserted;\n\tint by = PG_NARGS() == SETTING_ARGS;\n\n\tbuild_statements(PG_NARGS() - 1, &inserts[by], &updates[by]);\n" ],
+		[ "\tbool inserted;\n\n\tsettings_build();\n", "\tbool inserted;\n\tint by = PG_NARGS() == SETTING_ARGS;\n\n\tsettings_build(PG_NARGS() - 1, &inserts[by], &updates[by]);\n" ],
 		[ 'run_with_settings(&insert_queue,', 'run_with_settings(&inserts[by],' ],
-		[ "\tSqlScope scope;\n\n\tbuild_statements();\n", "\tSqlScope scope;\n\tint by = PG_NARGS() == SETTING_ARGS;\n\n\tbuild_statements(PG_NARGS() - 1, &inserts[by], &updates[by]);\n" ],
+		[ "\tSqlScope scope;\n\n\tsettings_build();\n", "\tSqlScope scope;\n\tint by = PG_NARGS() == SETTING_ARGS;\n\n\tsettings_build(PG_NARGS() - 1, &inserts[by], &updates[by]);\n" ],
 		[ 'update_queue.latest', 'updates[by].latest' ],
 		[ 'run_with_settings(&update_queue,', 'run_with_settings(&updates[by],' ] ],
 	'src/api/create_queue.c' => [ [ "\t\tidemq_audit(&entry);\n\tPG_RETURN_VOID();\n}\n", <<'C' ] ],
