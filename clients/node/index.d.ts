@@ -239,14 +239,17 @@ export interface Job<Payload = Json> {
   readonly groupKey: string | null;
   readonly kind: string | null;
   /** Data that the latest checkpoint stored, possibly in an earlier attempt; null if there is none. */
-  readonly state: Json;
+  readonly checkpoint: Json;
   readonly enqueuedAt: Date;
   /** Time at which the handler will be cancelled. */
   readonly deadline: Date;
   /** Fires when the handler must stop. Its reason is a Cancelled. Pass it to fetch and similar functions. */
   readonly signal: AbortSignal;
-  /** Stores data for the next attempt. Only in runOutside. */
-  checkpoint(data: Json): Promise<void>;
+  /**
+   * Stores data for the next attempt, which finds it in `checkpoint`. With a client, in the transaction of that client. Without one, it is
+   * stored at once; a handler of run may do this only before it first uses its client.
+   */
+  saveCheckpoint(data: Json, client?: Queryable): Promise<void>;
   /**
    * Waits for an event of the job's queue (sendEvent). The timeout counts from the first call. If the event has not
    * arrived, Waiting ends the handler, its transaction rolls back, and no attempt is counted. The job then waits, for days if
@@ -258,7 +261,7 @@ export interface Job<Payload = Json> {
   /**
    * Calls another system, stores its response and returns it. Later attempts return the stored response. If an
    * attempt was lost between call and response, ask asks the other system; without ask, or if it returns undefined,
-   * the call is made again with the same key. Only in runOutside.
+   * the call is made again with the same key. A handler of run may do this only before it first uses its client.
    */
   step<T = Json>(name: string, call: (call: StepCall) => T | Promise<T>, options?: StepOptions<T>): Promise<T>;
 }

@@ -51,7 +51,7 @@ export const HOLD_BACK = `WITH held AS MATERIALIZED (SELECT idemq.hold_back($1::
 export const RELEASE_MANY = `${PAIRS} idemq.release_many($1::bigint[], $2::bigint[])`;
 export const CHECKPOINT = 'SELECT idemq.checkpoint($1::bigint, $2::bigint, $3::jsonb)';
 export const BEGIN_STEP = 'CALL idemq.begin_step($1::bigint, $2::bigint, $3::text, $4::jsonb, $5::interval)';
-export const FINISH_STEP = 'SELECT idemq.finish_step($1::bigint, $2::bigint, $3::text, $4::jsonb) AS response';
+export const FINISH_STEP = 'SELECT idemq.finish_step($1::bigint, $2::bigint, $3::text, $4::jsonb) AS response, idemq.validate($1::bigint, $2::bigint)::text AS standing';
 export const REFUSE_STEP = 'SELECT idemq.refuse_step($1::bigint, $2::bigint, $3::text, $4::text)';
 
 export const AWAIT_EVENT = 'SELECT outcome, payload FROM idemq.await_event($1::bigint, $2::bigint, $3::text, $4::interval)';

@@ -6,13 +6,13 @@
 // statements are sent again.  If a handler has not used its client, its job is completed as in runOutside.
 //
 // If the answer to COMMIT is lost, the transaction runs again, and IQ006 from assert_current shows that it was
-// committed.  If a transaction of several jobs fails, it rolls back, and each of its jobs runs alone.
+// committed.  If a transaction of several jobs fails, it rolls back, and each of its jobs runs alone.  A call of job.step in one does the same.
 
 import { Link, broken, sleep } from './connection.js';
 import { json } from './enqueue.js';
 import { sqlstate, typed } from './errors.js';
 import { GroupCommit } from './group-commit.js';
-import { HandlerTransaction, handlerClient } from './handler-client.js';
+import { BatchEnded, HandlerTransaction, handlerClient } from './handler-client.js';
 import { endStale, settle } from './settle.js';
 import { endBackend } from './silence.js';
 import { ASSERT_CURRENT, BEGIN, COMMIT_MANY, COMMIT_MANY_AND_CLAIM, COMMIT_ONE, COMMIT_ONE_AND_CLAIM, COMMIT_TRANSACTION, HOLD_CLAIMED, NO_IDLE_TIMEOUT, jobFromRow } from './statements.js';
@@ -114,7 +114,14 @@ export class Transactions {
         group.forEach((each) => this.worker.ended(each, 'committed'));
         return /** @type {Attempt[]} */ (next);
       } catch (error) {
-        if (group.length > 1) return null;
+        if (group.length > 1) {
+          if (error instanceof BatchEnded) this.worker.logger.info(`idemq: ${this.worker.queue}: running the ${group.length} jobs of a transaction one at a time: ${error.message}`);
+          return null;
+        }
+        if (attempt.released) {
+          this.worker.ended(attempt, 'waiting', attempt.waiting?.message);
+          return [];
+        }
         if (error instanceof Settled) {
           // In a queue that keeps no finished jobs, a completed job does not exist any more.
           const committed = error.outcome === 'IQ006' || (error.outcome === 'IQ002' && unsure);
@@ -157,7 +164,9 @@ export class Transactions {
   async #transaction(session, slot, group, claim, lock) {
     // In the order of ids, like the server's own batches, so that two batches never deadlock.
     const jobs = [...group].sort((a, b) => (BigInt(a.job.id) < BigInt(b.job.id) ? -1 : 1));
-    const handlerTransaction = new HandlerTransaction(session, () => this.#begin(session, jobs), slot.locked === session);
+    const handlerTransaction = new HandlerTransaction(session, jobs, {
+      begin: () => this.#begin(session, jobs), begun: slot.locked === session, control: this.worker.control,
+    });
     /** @type {Left} */
     const left = {};
 
@@ -171,7 +180,7 @@ export class Transactions {
       const done = [];
       for (const attempt of jobs) done.push({ attempt, result: await this.#call(handlerTransaction, attempt, left) });
       await left.cancelling;
-      slot.quick = handlerTransaction.usedAt !== undefined && handlerTransaction.usedAt - began < quickFirstUse;
+      slot.quick = handlerTransaction.apartCalls === 0 && handlerTransaction.usedAt !== undefined && handlerTransaction.usedAt - began < quickFirstUse;
       if (!handlerTransaction.touched) {
         for (const attempt of jobs) if (Date.now() > attempt.leaseEnds) this.worker.pauseClaims(attempt);
         return { done };
@@ -179,7 +188,7 @@ export class Transactions {
       return { next: await this.#commit(session, slot, done, claim) };
     } catch (error) {
       // A cancel request that is under way could hit the next statement, and an abandoned handler could send a statement.
-      if (handlerTransaction.touched) {
+      if (handlerTransaction.touched || left.cancelling || jobs.some((attempt) => attempt.abandoned)) {
         if (!left.cancelling) await session.drained(leftoverTimeout);
         if (left.cancelling || session.busy || jobs.some((attempt) => attempt.abandoned)) {
           // After a statement that was cancelled in time, the server notices the end by itself. It does not notice a silent connection.
@@ -190,7 +199,9 @@ export class Transactions {
           await (left.client ?? session).query('ROLLBACK').catch(() => session.destroy());
         }
       }
-      throw settled(handlerTransaction.failed) ?? handlerTransaction.failed ?? error;
+      throw settled(handlerTransaction.failed) ?? handlerTransaction.failed ?? handlerTransaction.misuse ?? error;
+    } finally {
+      handlerTransaction.over = true;
     }
   }
 
@@ -219,10 +230,8 @@ export class Transactions {
       this.worker.logger.warn(`idemq: ${attempt.name}: a statement was refused because its handler had already ended`);
       return new Error('the handler has ended, and so has its transaction');
     });
-    left.client = attempt.client = client;
-    attempt.waiting = undefined;
-    attempt.arrived = [];
-    attempt.unlocked = !handlerTransaction.touched;
+    left.client = client;
+    attempt.restart(handlerTransaction, client);
     try {
       const result = await attempt.call(
         async () => {
@@ -231,10 +240,10 @@ export class Transactions {
           await handlerTransaction.drained();
           return answer;
         },
-        // An unused client has no running statement, and a cancel request could hit another's.
-        () => handlerTransaction.touched && !handlerTransaction.failed && (left.cancelling = session.cancel()),
+        // An idle session has no running statement, and a cancel request could hit another's.
+        () => (handlerTransaction.touched || handlerTransaction.asking > 0) && !handlerTransaction.failed && (left.cancelling = session.cancel()),
       );
-      if (handlerTransaction.failed) throw handlerTransaction.failed;
+      if (handlerTransaction.failed ?? handlerTransaction.misuse) throw handlerTransaction.failed ?? handlerTransaction.misuse;
       if (handlerTransaction.touched && (session.status === 'I' || session.controlled)) {
         throw new Error('the handler has ended the transaction in which its job is committed; remove that statement, or use runOutside');
       }

@@ -37,7 +37,7 @@ export const lastWords = 4000;
  * @typedef {{ address: Address, slots: import('./handler-slots.js').ShardSlots, refused: () => boolean }} ShardOptions */
 
 /** @typedef {{
- *   queue: string, concurrency: number, batch: number, logger: import('../index.js').Logger, server: Server,
+ *   queue: string, concurrency: number, batch: number, logger: import('../index.js').Logger, server: Server, control: Link,
  *   mayClaim: boolean, lendWhile: <T>(work: Promise<T>) => Promise<T>,
  *   claimArguments: (session: import('./connection.js').Session, jobs?: number) => unknown[],
  *   begun: (rows: any[], asked: number, session: import('./connection.js').Session) => Attempt[],
@@ -179,6 +179,7 @@ export class Worker {
       batch,
       logger: this.#logger,
       server: this.server,
+      control: this.control,
       // Whether a commit also claims the next job.
       get mayClaim() {
         return !worker.#stop.signal.aborted && !worker.#shard?.slots.shouldYield && Date.now() >= worker.#claimsPausedUntil;
