@@ -255,10 +255,12 @@ test('run: a step that waits for a lock delays no heartbeat, and ends with its j
     // The connection of heartbeats and claims is free.
     await worker.control.rows('SELECT 1');
     worker.stop();
-    await waits;
+    await assert.rejects(waits);
+    await client.query('ROLLBACK');
+    throw job.signal.reason;
   };
-  await worker.run(handler);
-  await client.query('ROLLBACK');
+  const { released } = await worker.run(handler);
   client.release();
+  assert.equal(released, 1);
   assert.equal((await jobsOf(q))[0].status, 'pending');
 });
