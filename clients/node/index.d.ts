@@ -330,42 +330,69 @@ export interface Hooks {
   stopped?(worker: Worker<any, any> | ClusterWorker<any, any>, outcomes: Outcomes): unknown;
 }
 
-export interface WorkerOptions {
-  /** Name shown in idemq.running_jobs and idemq.workers. */
-  name?: string;
-  /** Direct connection for the session that waits, if `connection` goes through a pooler. */
-  waitConnection?: Connection;
-  /** Number of jobs that run at once. In run, each has its own connection. Default: 1. */
+/** Options of one queue whose jobs have effects outside the database. */
+export interface OutsideOptions {
+  /** Number of jobs that run at once. In Inside, each has its own connection. Default: 1. */
   concurrency?: number;
-  /** Number of jobs in one transaction. If one fails, the transaction rolls back, and each job runs alone. Only in run. Default: 1. */
-  batch?: number;
   /** Length of the leases: the longest that a worker that hangs keeps a job. Default: the queue's lease. */
   lease?: Interval;
   /** Maximum duration of an attempt in seconds, if the queue has no job_timeout. If it has one, the limit is some seconds shorter than that. Default: 3600. */
   timeout?: number;
-  /** Seconds that running handlers have after SIGTERM or stop(). Default: 30. */
-  grace?: number;
-  /** Whether leases also end with the worker's session. Default: true in run, unless there is a pooler; false in runOutside. */
+  /** Whether leases also end with the worker's session. Default: true in Inside, unless there is a pooler; false in Outside. */
   attach?: boolean;
-  /** Whether SIGTERM and SIGINT drain the worker. Default: true. */
-  signals?: boolean;
   /** Delay for a job whose kind has no handler in this worker; a newer worker may have one. Default: 60. */
   unknownKind?: Interval;
+}
+
+/** Options of one queue whose handlers share a transaction with the completion of their jobs. */
+export interface InsideOptions extends OutsideOptions {
+  /** Number of jobs in one transaction. If one fails or makes a step, the transaction rolls back, and each job runs alone. Default: 1. */
+  batch?: number;
+}
+
+/** Options of a worker for several queues. */
+export interface QueuesWorkerOptions {
+  /** Name shown in idemq.running_jobs and idemq.workers. */
+  name?: string;
+  /** Direct connection for the session that waits, if `connection` goes through a pooler. */
+  waitConnection?: Connection;
+  /** Seconds that running handlers have after SIGTERM or stop(). Default: 30. */
+  grace?: number;
+  /** Whether SIGTERM and SIGINT drain the worker. Default: true. */
+  signals?: boolean;
   /** Default: warn and error of console. */
   logger?: Logger;
   /** Functions called around each attempt, after a failure, at the start and at the end. Exceptions of failed and stopped are logged. */
   hooks?: Hooks;
 }
 
+/** Options of a worker for one queue. */
+export interface WorkerOptions extends QueuesWorkerOptions, InsideOptions {}
+
+/** How a worker runs the jobs of a queue: the changes of the handler and the completion of its job share a transaction. */
+export class Inside<Payload = Json, Result = Json> {
+  constructor(handler: Handler<Payload, Result> | Handlers<Handler<Payload, Result>>, options?: InsideOptions);
+}
+/** How a worker runs the jobs of a queue: each is completed after its handler has returned. For effects outside the database. */
+export class Outside<Payload = Json, Result = Json> {
+  constructor(handler: OutsideHandler<Payload, Result> | Handlers<OutsideHandler<Payload, Result>>, options?: OutsideOptions);
+}
+/** Queues with their handlers. A function, or an object of functions by kind, means Inside. */
+export type QueueHandlers = { readonly [queue: string]: Inside<any, any> | Outside<any, any> | Handler<any, any> | Handlers<Handler<any, any>> };
+
 /** Number of attempts by outcome: { committed: 3, retrying: 1 }. */
 export type Outcomes = Partial<Record<'committed' | 'retrying' | 'dead' | 'released' | 'waiting' | 'stale' | 'not_found' | 'lost', number>>;
 
 /** Payload and Result are the types of the queue's jobs. A handler of one kind can declare its own Job<...> instead. */
 export class Worker<Payload = Json, Result = Json> {
+  constructor(connection: Connection, queues: QueueHandlers, options?: QueuesWorkerOptions);
   constructor(connection: Connection, queue: string, options?: WorkerOptions);
+  /** Name of the queue; several names are joined by ', '. */
   readonly queue: string;
+  readonly queues: string[];
   readonly name: string;
-  /** Runs jobs until SIGTERM, SIGINT or stop(). The handler's changes and the completion of its job share a transaction. */
+  /** Runs jobs until SIGTERM, SIGINT or stop(). The handler's changes and the completion of its job share a transaction. A worker for several queues has its handlers already. */
+  run(): Promise<Outcomes>;
   run(handler: Handler<Payload, Result> | Handlers<Handler<Payload, Result>>): Promise<Outcomes>;
   /** Like run, for effects outside this database. */
   runOutside(handler: OutsideHandler<Payload, Result> | Handlers<OutsideHandler<Payload, Result>>): Promise<Outcomes>;
@@ -397,6 +424,7 @@ export class ClusterWorker<Payload = Json, Result = Json> {
 }
 
 /** Runs the jobs that are ready, then returns. For tests of an application, and for cron. */
+export function drain(connection: Connection, queues: QueueHandlers, options?: QueuesWorkerOptions): Promise<Outcomes>;
 export function drain<Payload = Json, Result = Json>(
   connection: Connection, queue: string, handler: Handler<Payload, Result> | Handlers<Handler<Payload, Result>>,
   options?: WorkerOptions & { outside?: false },

@@ -227,6 +227,7 @@ export class ClusterWorker {
    * @param {import('../index.js').ClusterWorkerOptions} [options]
    */
   constructor(router, queue, options = {}) {
+    if (typeof queue === 'object') throw new TypeError('ClusterWorker serves one queue');
     checkOptions(options, CLUSTER_WORKER, 'ClusterWorker');
     const { home, roam = true, shardPlace, ...own } = options;
     if (home !== undefined && !(Array.isArray(home) && home.every(Number.isSafeInteger))) reject('home', 'an array of shard numbers', home);

@@ -1,12 +1,60 @@
-// Checks of handlers, and handlers by the kind of the job.
+// What a worker does with the jobs of a queue: Inside, Outside and Kind, checks of handlers, and handlers by the kind of the job.
 //
 // If a worker has no handler for a kind, it releases the job for a while without counting an attempt: a newer
 // worker may have one, for example while a deployment is rolled out.
 
 import { types } from 'node:util';
+import { optionalBoolean, optionalInterval } from './arguments.js';
 import { Snooze } from './errors.js';
+import { INSIDE, OUTSIDE, checkOptions } from './options.js';
 
 const maxKindsNamed = 1000;
+
+/** How a worker runs the jobs of one queue. */
+class Way {
+  /** @param {any} handler @param {import('../index.js').InsideOptions} options @param {Record<string, boolean>} names of the options */
+  constructor(handler, options, names) {
+    checkOptions(options, names, new.target.name);
+    checkHandlers(handler);
+    const { concurrency = 1, batch = 1, timeout = 3600, unknownKind = 60 } = options;
+    for (const [name, value] of Object.entries({ concurrency, batch })) {
+      if (!Number.isInteger(value) || value < 1) throw new RangeError(`${name} must be an integer greater than 0, not ${value}`);
+    }
+    if (!(timeout > 0)) throw new RangeError(`timeout must be a positive number of seconds, not ${timeout}`);
+    optionalInterval(unknownKind, 'unknownKind');
+    this.handler = handler;
+    this.concurrency = concurrency;
+    this.batch = batch;
+    this.timeout = timeout;
+    this.unknownKind = unknownKind;
+    this.attach = optionalBoolean(options.attach, 'attach') ?? undefined;
+    this.lease = optionalInterval(options.lease, 'lease');
+  }
+}
+
+/** The handler's changes and the completion of its job share a transaction. */
+export class Inside extends Way {
+  /** @param {any} handler @param {import('../index.js').InsideOptions} [options] */
+  constructor(handler, options = {}) {
+    super(handler, options, INSIDE);
+  }
+}
+
+/** The job is completed after its handler has returned. */
+export class Outside extends Way {
+  /** @param {any} handler @param {import('../index.js').OutsideOptions} [options] */
+  constructor(handler, options = {}) {
+    super(handler, options, OUTSIDE);
+  }
+}
+
+/** The queues of a worker, in order, with how their jobs are run. @param {unknown} queues @returns {Map<string, Inside | Outside>} */
+export function checkQueues(queues) {
+  if (typeof queues !== 'object' || queues === null || Array.isArray(queues)) throw new TypeError(`queue must be a string, or an object that maps queues to handlers, not ${Array.isArray(queues) ? 'an array' : String(queues)}`);
+  const entries = Object.entries(queues);
+  if (entries.length === 0) throw new RangeError('queues must not be empty');
+  return new Map(entries.map(([queue, way]) => [queue, way instanceof Inside || way instanceof Outside ? way : new Inside(way)]));
+}
 
 /** Throws for a value that is not a function, and for a generator, because calling it runs nothing. @param {unknown} handler @param {string} what */
 export function checkCallable(handler, what) {
@@ -36,7 +84,6 @@ export function finishedResult(answer) {
  * @param {import('../index.js').Logger} logger @returns {(job: import('./job.js').Job, ...more: any[]) => unknown}
  */
 export function singleHandler(handlers, delay, logger) {
-  checkHandlers(handlers);
   if (typeof handlers === 'function') return handlers;
   const byKind = new Map(Object.entries(handlers));
   /** @type {Set<string>} */

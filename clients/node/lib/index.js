@@ -5,6 +5,7 @@ export { ensureHandler, ensureQueue, ensureTopic } from './declare.js';
 export { enqueue } from './enqueue.js';
 export { cancelMany, cancelMatching, enqueueGraph, enqueueSequenced, flow, pauseGroup, publish, resumeGroup, sendEvent, waitResults } from './flows.js';
 export { createPool } from './pool.js';
+export { Inside, Outside } from './handlers.js';
 export { Worker, drain } from './worker.js';
 export {
   AlreadyCommitted,

@@ -35,19 +35,22 @@ export const HANDLER = { workers: true, batch: true, maxIdle: true };
 /** @type {Names<import('../index.js').StepOptions>} */
 export const STEP = { request: true, callTimeout: true, ask: true };
 
-/** @type {Names<Omit<import('../index.js').WorkerOptions, 'waitConnection'>>} */
-const shared = {
-  name: true, concurrency: true, batch: true, lease: true, timeout: true, grace: true, attach: true, signals: true, unknownKind: true, logger: true,
-  hooks: true,
-};
+/** @type {Names<import('../index.js').OutsideOptions>} */
+export const OUTSIDE = { concurrency: true, lease: true, timeout: true, attach: true, unknownKind: true };
+/** @type {Names<import('../index.js').InsideOptions>} */
+export const INSIDE = { ...OUTSIDE, batch: true };
+/** @type {Names<Omit<import('../index.js').QueuesWorkerOptions, 'waitConnection'>>} */
+const shared = { name: true, grace: true, signals: true, logger: true, hooks: true };
+/** @type {Names<import('../index.js').QueuesWorkerOptions>} */
+export const QUEUES_WORKER = { ...shared, waitConnection: true };
 /** @type {Names<import('../index.js').WorkerOptions>} */
-export const WORKER = { ...shared, waitConnection: true };
+export const WORKER = { ...QUEUES_WORKER, ...INSIDE };
 
 /** @type {Names<import('../index.js').Hooks>} */
 export const HOOKS = { around: true, failed: true, started: true, stopped: true };
 
 /** @type {Names<import('../index.js').ClusterWorkerOptions>} */
-export const CLUSTER_WORKER = { ...shared, home: true, roam: true, shardPlace: true };
+export const CLUSTER_WORKER = { ...shared, ...INSIDE, home: true, roam: true, shardPlace: true };
 
 /**
  * Throws for unknown options, and suggests the likely name.

@@ -5,7 +5,7 @@ import { AWAIT_EVENT, BECAME, FAIL, GIVE_BACK, HOLD_BACK, RELEASE } from './stat
 
 /**
  * Reports the outcome of an attempt to the server: failed, retry later, dead, or released.
- * @param {import('./worker.js').Context} worker @param {import('./connection.js').Link} link
+ * @param {import('./consumer.js').Consumer} worker @param {import('./connection.js').Link} link
  * @param {import('./job.js').Attempt} attempt @param {unknown} error what the handler threw
  */
 export async function settle(worker, link, attempt, error) {
@@ -58,7 +58,7 @@ export async function settle(worker, link, attempt, error) {
  * Ends an attempt that the server calls stale or does not know. It asks for the state of the job, so that the true outcome is counted, logged
  * and reported. The lease may have been lost to another attempt; the job may be dead or cancelled, without another attempt; or it may
  * have been completed by a COMMIT whose answer was lost.
- * @param {import('./worker.js').Context} worker @param {import('./connection.js').Link} link @param {import('./job.js').Attempt} attempt
+ * @param {import('./consumer.js').Consumer} worker @param {import('./connection.js').Link} link @param {import('./job.js').Attempt} attempt
  * @param {string} outcome @param {unknown} [error] of an attempt that has failed @param {string} [text] its text
  */
 export async function endStale(worker, link, attempt, outcome, error, text) {

@@ -11,6 +11,7 @@ const CLAIM_OPTIONS = 'lease => $6::interval, worker => $7::text, attach => $8::
 const PAIRS = 'SELECT id::text, token::text, outcome::text FROM';
 
 export const WAIT = 'CALL idemq.wait($1::text, $2::interval)';
+export const WAIT_ANY = 'CALL idemq.wait_any($1::text[], $2::interval)';
 export const END_WAIT = "SELECT outcome::text FROM idemq.heartbeat_many('{}', '{}', NULL, end_waits => ARRAY[$1::int])";
 export const HEARTBEAT = `${PAIRS} idemq.heartbeat_many($1::bigint[], $2::bigint[], $3::interval, end_waits => '{}')`;
 
@@ -64,9 +65,9 @@ export const PARENTS = 'SELECT parent::text AS id, queue, status::text, result F
 export const REPORT_WORKER = `SELECT pg_catalog.set_config('synchronous_commit', 'off', true), idemq.report_worker($1::uuid, $2::text, $3::text[], program => $4::text, version => $5::text, host => $6::text,
   concurrency => $7::int, running => $8::bigint[], done => $9::bigint, stopping => $10::bool, end_waits => $11::int[])`;
 
-export const SETTINGS = `SELECT (1000 * extract(epoch FROM coalesce($2::interval, lease)))::text AS lease,
-    (1000 * extract(epoch FROM job_timeout))::text AS timeout
-  FROM idemq.queues WHERE name = $1::text`;
+export const SETTINGS = `SELECT q.name, (1000 * extract(epoch FROM coalesce(w.lease, q.lease)))::text AS lease,
+    (1000 * extract(epoch FROM q.job_timeout))::text AS timeout
+  FROM ROWS FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::interval[])) AS w (name, lease) JOIN idemq.queues AS q USING (name)`;
 
 /**
  * A row of a claim, as pg would return it. If a value cannot be parsed (a parser that the application has set may throw), it is null,

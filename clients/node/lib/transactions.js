@@ -52,16 +52,38 @@ class TransactionSlot {
   }
 }
 
-export class Transactions {
+/** The slots of all queues of a worker. Each has a connection, which is opened when it is first needed. */
+export class TransactionSlots {
   /** @type {TransactionSlot[]} */
   #idle = [];
   /** @type {TransactionSlot[]} */
-  #slots = [];
+  #all = [];
 
-  /** @param {import('./worker.js').Context} worker @param {import('../index.js').Handler} handler */
-  constructor(worker, handler) {
+  /** @param {import('./connection.js').Server} server */
+  constructor(server) {
+    this.server = server;
+  }
+
+  acquire() {
+    return this.#idle.pop() ?? this.#all[this.#all.push(new TransactionSlot(new Link(this.server))) - 1];
+  }
+
+  /** @param {TransactionSlot} slot */
+  release(slot) {
+    this.#idle.push(slot);
+  }
+
+  async end() {
+    await Promise.all(this.#all.map(({ link }) => link.end()));
+  }
+}
+
+export class Transactions {
+  /** @param {import('./consumer.js').Consumer} worker @param {import('../index.js').Handler} handler @param {TransactionSlots} slots */
+  constructor(worker, handler, slots) {
     this.worker = worker;
     this.handler = handler;
+    this.slots = slots;
     this.groupCommit = new GroupCommit(worker, async ({ attempt }, error, link) => {
       await settle(worker, link, attempt, error);
       return undefined;
@@ -75,12 +97,12 @@ export class Transactions {
 
   /** A slot for consecutive attempts. */
   acquire() {
-    return this.#idle.pop() ?? this.#slots[this.#slots.push(new TransactionSlot(new Link(this.worker.server))) - 1];
+    return this.slots.acquire();
   }
 
   /** @param {TransactionSlot} slot */
   release(slot) {
-    this.#idle.push(slot);
+    this.slots.release(slot);
   }
 
   /** Runs attempts to their end. @param {Attempt[]} attempts @param {TransactionSlot} slot @returns {Promise<Attempt[]>} the attempts that were claimed with the last commit */
@@ -295,10 +317,6 @@ export class Transactions {
     if (answer.tags[0] !== 'COMMIT') throw answer.error ?? new Error('the transaction was rolled back');
     const claimed = rows[0].filter(([outcome]) => outcome === 'claimed').map((fields) => jobFromRow(session, fields, 1));
     return this.worker.begun(claimed, asked, session);
-  }
-
-  async end() {
-    await Promise.all(this.#slots.map(({ link }) => link.end()));
   }
 }
 
