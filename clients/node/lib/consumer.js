@@ -49,6 +49,7 @@ export class Consumer {
     this.logger = shared.logger;
     this.server = shared.server;
     this.control = shared.control;
+    this.stopping = shared.stopping;
     this.#shared = shared;
     this.#timeout = way.timeout * 1000;
     const outside = way instanceof Outside;

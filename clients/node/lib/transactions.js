@@ -15,13 +15,15 @@ import { GroupCommit } from './group-commit.js';
 import { BatchEnded, HandlerTransaction, handlerClient } from './handler-client.js';
 import { endStale, settle } from './settle.js';
 import { endBackend } from './silence.js';
-import { ASSERT_CURRENT, BEGIN, COMMIT_MANY, COMMIT_MANY_AND_CLAIM, COMMIT_ONE, COMMIT_ONE_AND_CLAIM, COMMIT_TRANSACTION, HOLD_CLAIMED, NO_IDLE_TIMEOUT, jobFromRow } from './statements.js';
+import { ASSERT_CURRENT, BEGIN, COMMIT_MANY, COMMIT_MANY_AND_CLAIM, COMMIT_ONE, COMMIT_ONE_AND_CLAIM, COMMIT_TRANSACTION, HOLD_CLAIMED, NO_IDLE_TIMEOUT, RELEASE_MANY, jobFromRow } from './statements.js';
 
 const maxReruns = 3;
 /** If a handler uses its client within this many milliseconds, the next job's transaction begins with its claim. */
 const quickFirstUse = 2;
 /** Milliseconds that unfinished statements of a handler that threw may take to end. */
 const leftoverTimeout = 1000;
+/** Milliseconds that jobs wait for the connection of their slot. */
+const connectTimeout = 3000;
 
 /** An answer about the job itself, after which its transaction must roll back. */
 class Settled extends Error {
@@ -105,8 +107,29 @@ export class Transactions {
     this.slots.release(slot);
   }
 
+  /**
+   * Whether attempts can run in a slot. If its connection cannot be opened although the worker has one, for example because the server accepts no more of
+   * them, other workers get the jobs. The slot then takes no job until it is connected.
+   * @param {Attempt[]} attempts @param {TransactionSlot} slot
+   */
+  async #connected(attempts, { link }) {
+    const { control, server, stopping } = this.worker;
+    if (link.session || !server.life.retryConnect) return true;
+    const opened = link.withSession(async () => {}, stopping).then(() => true, () => true);
+    while (!(await Promise.race([opened, sleep(connectTimeout, server.life.over)]))) {
+      if (server.life.over.aborted) return true;
+      if (!control.session) continue;
+      await control.answer(RELEASE_MANY, [attempts.map(({ job }) => job.id), attempts.map(({ job }) => job.token)]);
+      for (const attempt of attempts) this.worker.ended(attempt, 'released', 'there is no connection for its handler');
+      await opened;
+      return false;
+    }
+    return true;
+  }
+
   /** Runs attempts to their end. @param {Attempt[]} attempts @param {TransactionSlot} slot @returns {Promise<Attempt[]>} the attempts that were claimed with the last commit */
   async attempt(attempts, slot) {
+    if (!(await this.#connected(attempts, slot))) return [];
     // A job that was lost before may be the cause of a crash, so it runs alone.
     const first = attempts.filter((attempt) => attempt.job.attempt === 1);
     const groups = [...attempts.filter((attempt) => attempt.job.attempt > 1).map((attempt) => [attempt]), ...(first.length > 0 ? [first] : [])];

@@ -251,7 +251,7 @@ test('arguments are checked before anything is sent, and named', async () => {
     ['ids', () => cancelMany(client, '7'), /^ids must be an array of job ids, not "7"/],
     ['ids of results', () => waitResults(client, [1.5]), /^ids\[0\] must be a job id/],
     ['a time of a wait', () => waitResults(client, ['1'], NaN), /^timeout must be a number of seconds, .*, not NaN/],
-    ['a worker of queues', () => new Worker({}, ['a', 'b']), /^queue must be a string, not an array/],
+    ['a worker of queues', () => new Worker({}, ['a', 'b']), /^queue must be a string, or an object that maps queues to handlers, not an array/],
     ['a pool of a worker', () => new Worker(client, 'q'), /^connection must be a URL, .*a worker opens its own connections/],
     ['a lease', () => new Worker({}, 'q', { lease: {} }), /^lease must be a number of seconds/],
     ['attach', () => new Worker({}, 'q', { attach: 'no' }), /^attach must be true or false, not "no"/],
@@ -275,7 +275,8 @@ test('handlers that run nothing', async () => {
     await assert.rejects(drain({}, 'q', handler), /generator function/);
     await assert.rejects(new ClusterWorker({}, 'q').run(handler), /generator function/);
   }
-  for (const handler of [{}, null, undefined, { a: null }]) await assert.rejects(worker().run(handler), /handler must be a function/);
+  await assert.rejects(worker().run(), /^TypeError: run\(\) needs a handler/);
+  for (const handler of [{}, null, { a: null }]) await assert.rejects(worker().run(handler), /handler must be a function/);
 });
 
 test('a handler that does not end in time is told, and left', async () => {
