@@ -54,6 +54,8 @@ export interface Enqueued<Result = Json> {
   status: Status | null;
   /** Result of the first job, if this is a duplicate and that job is completed. */
   result: Result | null;
+  /** The last error of the first job, if this is a duplicate and that job is dead. */
+  error: string | null;
 }
 
 export type Status = 'blocked' | 'pending' | 'running' | 'retrying' | 'completed' | 'dead' | 'cancelled';
@@ -62,6 +64,21 @@ export type Status = 'blocked' | 'pending' | 'running' | 'retrying' | 'completed
 export function enqueue<Payload = Json, Result = Json>(
   client: Queryable, queue: string, payload: Payload, options?: EnqueueOptions,
 ): Promise<Enqueued<Result>>;
+
+/** A job of enqueueMany. */
+export interface NewJob<Payload = Json> extends MessageOptions {
+  payload: Payload;
+  key?: string | number | bigint | null;
+  keyTtl?: Interval | null;
+}
+
+/** Options for all jobs of enqueueMany. */
+export type EnqueueManyOptions = Pick<EnqueueOptions, 'onDuplicate' | 'nowait' | 'maxWait' | 'dependsOn' | 'onParentFailure'>;
+
+/** Adds many jobs to a queue in one statement, and returns what enqueue would return for each, in the order of jobs. */
+export function enqueueMany<Payload = Json, Result = Json>(
+  client: Queryable, queue: string, jobs: readonly NewJob<Payload>[], options?: EnqueueManyOptions,
+): Promise<Enqueued<Result>[]>;
 
 /** A job of a graph. */
 export interface GraphJob<Payload = Json> extends Omit<EnqueueOptions, 'nowait' | 'dependsOn'> {
@@ -157,6 +174,94 @@ export function pauseGroup(client: Queryable, queue: string, groupKey: string, o
 
 /** Resumes a paused group. Requires the privilege admin on the queue. */
 export function resumeGroup(client: Queryable, queue: string, groupKey: string): Promise<void>;
+
+/** Pauses a queue: its jobs wait until resume is called or the given time is reached. Running jobs continue. Requires the privilege admin on the queue. */
+export function pause(client: Queryable, queue: string, options?: PauseOptions): Promise<void>;
+
+/** Resumes a paused queue. Requires the privilege admin on the queue. */
+export function resume(client: Queryable, queue: string): Promise<void>;
+
+/** Options of the jobs that a schedule adds. */
+export interface ScheduleOptions extends Pick<MessageOptions, 'priority' | 'groupKey' | 'maxAttempts' | 'headers' | 'expiresIn' | 'kind'> {
+  /** Time zone of the cron expression. Default: UTC. */
+  timeZone?: string | null;
+}
+
+/**
+ * Adds one job at each tick of a cron expression or interval ('every 5 min'). Creates or replaces the schedule of this name; does nothing if it is the same.
+ * Returns the time of the next run, or null if the schedule is paused.
+ */
+export function schedule<Payload = Json>(client: Queryable, name: string, cron: string, queue: string, payload: Payload, options?: ScheduleOptions): Promise<Date | null>;
+
+/** Drops a schedule. Returns false if there is none of this name. */
+export function unschedule(client: Queryable, name: string): Promise<boolean>;
+
+/** Makes a job ready now: one that waits for a retry or a delay, or that is dead or cancelled. */
+export function retry(client: Queryable, id: string): Promise<'retrying' | 'current' | 'locked' | 'blocked' | 'completed' | 'not_found'>;
+
+/** Cancels an unfinished job. Waits for an open transaction that holds it. */
+export function cancel(client: Queryable, id: string): Promise<'cancelled' | 'completed' | 'dead' | 'not_found'>;
+
+/** New values of reschedule; what is not given stays. */
+export interface RescheduleOptions {
+  runAt?: Date | string | null;
+  priority?: number | null;
+}
+
+/** Changes the run time or the priority of a waiting job. */
+export function reschedule(
+  client: Queryable, id: string, options: RescheduleOptions,
+): Promise<'accepted' | 'locked' | 'completed' | 'dead' | 'cancelled' | 'not_found'>;
+
+/** A job as it is stored now. */
+export interface JobInfo<Payload = Json, Result = Json> {
+  id: string;
+  queue: string;
+  status: Status;
+  payload: Payload;
+  key: string | null;
+  groupKey: string | null;
+  kind: string | null;
+  priority: number;
+  attempt: number;
+  maxAttempts: number;
+  checkpoint: Json;
+  result: Result | null;
+  /** The last error. */
+  error: string | null;
+  worker: string | null;
+  headers: Record<string, Json> | null;
+  enqueuedAt: Date;
+  readyAt: Date | null;
+  claimedAt: Date | null;
+  finishedAt: Date | null;
+}
+
+/** Returns a job, or null if there is none or you may not see it. */
+export function job<Payload = Json, Result = Json>(client: Queryable, id: string): Promise<JobInfo<Payload, Result> | null>;
+
+/** Returns the status and result of a job now; waitResults waits until it is finished. Throws NoSuchJob. */
+export function result<Result = Json>(client: Queryable, id: string): Promise<{ status: Status; result: Result | null }>;
+
+/** Explains in one sentence what a job is waiting for and what to do next. */
+export function why(client: Queryable, id: string): Promise<string>;
+
+/** For tests: makes the jobs that wait for a delay or a retry due now, of one queue or of all. Returns their number. */
+export function makeDue(client: Queryable, queue?: string | null): Promise<number>;
+
+/** What assertEnqueued expects: a part of the payload, the key, the kind, and the number of such jobs (1). */
+export interface ExpectedJob<Payload = Json> {
+  payload?: Payload;
+  key?: string | number | bigint | null;
+  kind?: string | null;
+  times?: number;
+}
+
+/** For tests: throws an AssertionError that lists the jobs of the queue unless it has the expected number of such jobs, in any status. */
+export function assertEnqueued(client: Queryable, queue: string, expected?: ExpectedJob): Promise<void>;
+
+/** For tests on a server with idemq.test_clock: moves idemq's time forward, and returns when everything that is due by then has run. */
+export function advanceClock(client: Queryable, by: Interval): Promise<void>;
 
 /** Settings of a queue. 0 means no limit or no jobTimeout, and '' means no deadLetterQueue. If a value is null or undefined, the setting is not named. */
 export interface QueueSettings {

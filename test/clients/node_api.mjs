@@ -38,7 +38,7 @@ test('enqueue answers, in the transaction of its client', async () => {
   const client = await pool.connect();
   await client.query('BEGIN');
   const first = await enqueue(client, q, { a: [1, 'zwei'] }, { key: 'k' });
-  assert.deepEqual(first, { id: first.id, outcome: 'accepted', status: 'pending', result: null });
+  assert.deepEqual(first, { id: first.id, outcome: 'accepted', status: 'pending', result: null, error: null });
   assert.equal(typeof first.id, 'string');
   await client.query('ROLLBACK');
   client.release();
@@ -410,7 +410,7 @@ test('topics and numbers', async () => {
   assert.deepEqual(await one('SELECT payload, kind, priority FROM idemq.jobs WHERE id = $1', job.id), { payload: { n: 1 }, kind: 'mail', priority: 1 });
 
   const five = await enqueueSequenced(pool, q, 'log/1', 5n, 'five', { kind: 'k', delay: 1 });
-  assert.deepEqual(five, { id: five.id, outcome: 'accepted', status: 'pending', result: null });
+  assert.deepEqual(five, { id: five.id, outcome: 'accepted', status: 'pending', result: null, error: null });
   assert.deepEqual(await enqueueSequenced(pool, q, 'log/1', 5, 'five'), { ...five, outcome: 'duplicate' });
   assert.deepEqual(await enqueueSequenced(pool, q, 'log/1', '4', 'four'), { id: null, outcome: 'duplicate', status: null, result: null });
   await assert.rejects(sendEvent(pool, 'none', 'e'), NoSuchQueue);

@@ -178,6 +178,7 @@ test('a cancellation is heard at once in each queue, whatever its lease', async 
     await pool.query('SELECT idemq.cancel($1)', [job.id]);
     await heard;
     cancelled.push(job.queue);
+    await until(() => cancelled.length === 2);
   };
   // Without the hint, the next heartbeat is due after twenty minutes.
   const ended = await drain(connection, { [one_]: new Inside(handler, { lease: '2 h' }), [other]: new Outside(handler) }, { logger });

@@ -10,6 +10,18 @@ export const ENQUEUE = {
   ...MESSAGE, key: true, keyTtl: true, onDuplicate: true, nowait: true, maxWait: true, dependsOn: true, onParentFailure: true,
 };
 
+/** @type {Names<import('../index.js').NewJob>} */
+export const NEW_JOB = { ...MESSAGE, payload: true, key: true, keyTtl: true };
+/** @type {Names<import('../index.js').EnqueueManyOptions>} */
+export const ENQUEUE_MANY = { onDuplicate: true, nowait: true, maxWait: true, dependsOn: true, onParentFailure: true };
+
+/** @type {Names<import('../index.js').ScheduleOptions>} */
+export const SCHEDULE = { timeZone: true, priority: true, groupKey: true, maxAttempts: true, headers: true, expiresIn: true, kind: true };
+/** @type {Names<import('../index.js').RescheduleOptions>} */
+export const RESCHEDULE = { runAt: true, priority: true };
+/** @type {Names<import('../index.js').ExpectedJob>} */
+export const EXPECTED_JOB = { payload: true, key: true, kind: true, times: true };
+
 const { nowait: _, ...member } = ENQUEUE;
 /** @type {Names<import('../index.js').GraphJob>} */
 export const GRAPH_JOB = { ...member, queue: true, payload: true };
