@@ -404,7 +404,7 @@ export type Handler<Payload = Json, Result = Json> = (job: Job<Payload>, client:
 export type OutsideHandler<Payload = Json, Result = Json> = (job: Job<Payload>) => Result | Promise<Result>;
 
 /** Handlers by the kind of the job. The key '' is for jobs without a kind. A job of another kind is released for a while. */
-export type Handlers<H> = { readonly [kind: string]: H };
+export type Handlers<H> = { readonly [kind: string]: H | Kind<H> };
 
 export interface Logger {
   info(text: string): void;
@@ -447,6 +447,8 @@ export interface OutsideOptions {
   attach?: boolean;
   /** Delay for a job whose kind has no handler in this worker; a newer worker may have one. Default: 60. */
   unknownKind?: Interval;
+  /** Classes of errors after which no attempt can succeed: the job is dead at once. Default: none. */
+  neverRetry?: readonly (abstract new (...args: any[]) => Error)[];
 }
 
 /** Options of one queue whose handlers share a transaction with the completion of their jobs. */
@@ -463,6 +465,8 @@ export interface QueuesWorkerOptions {
   waitConnection?: Connection;
   /** Seconds that running handlers have after SIGTERM or stop(). Default: 30. */
   grace?: number;
+  /** Seconds after which run ends with the last error if the worker cannot connect. Default: it tries forever. */
+  giveUpAfter?: number;
   /** Whether SIGTERM and SIGINT drain the worker. Default: true. */
   signals?: boolean;
   /** Default: warn and error of console. */
@@ -473,6 +477,19 @@ export interface QueuesWorkerOptions {
 
 /** Options of a worker for one queue. */
 export interface WorkerOptions extends QueuesWorkerOptions, InsideOptions {}
+
+/** Settings of one kind. */
+export interface KindOptions {
+  /** Maximum duration of an attempt in seconds. The queue's job_timeout still applies. */
+  timeout?: number;
+  /** Delay before the next attempt, or an array: the delay after the 1st, 2nd, ... attempt. The last one repeats. Default: the queue's. */
+  backoff?: Interval | readonly Interval[];
+}
+/** A handler of one kind, with settings. */
+export class Kind<H = any> {
+  constructor(handler: H, options?: KindOptions);
+  readonly handler: H;
+}
 
 /** How a worker runs the jobs of a queue: the changes of the handler and the completion of its job share a transaction. */
 export class Inside<Payload = Json, Result = Json> {
@@ -505,7 +522,7 @@ export class Worker<Payload = Json, Result = Json> {
   stop(): void;
 }
 
-export interface ClusterWorkerOptions extends Omit<WorkerOptions, 'waitConnection'> {
+export interface ClusterWorkerOptions extends Omit<WorkerOptions, 'waitConnection' | 'giveUpAfter'> {
   /** Numbers of the shards to serve first. Default: all shards are equal. */
   home?: number[];
   /** Whether the worker also serves shards that are not in home. Default: true. */

@@ -36,8 +36,8 @@ sub node_tests
 	return;
 }
 
-node_tests('node_modules/idemq/test/unit.test.js', 15);
-foreach ([ 'run', 13 ], [ 'steps', 12 ], [ 'queues', 7 ], [ 'manage', 7 ], [ 'cancel', 5 ], [ 'api', 27 ])
+node_tests('node_modules/idemq/test/unit.test.js', 17);
+foreach ([ 'run', 13 ], [ 'steps', 12 ], [ 'queues', 7 ], [ 'manage', 7 ], [ 'failures', 6 ], [ 'cancel', 5 ], [ 'api', 27 ])
 {
 	my ($name, $least) = @$_;
 

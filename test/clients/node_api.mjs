@@ -412,7 +412,7 @@ test('topics and numbers', async () => {
   const five = await enqueueSequenced(pool, q, 'log/1', 5n, 'five', { kind: 'k', delay: 1 });
   assert.deepEqual(five, { id: five.id, outcome: 'accepted', status: 'pending', result: null, error: null });
   assert.deepEqual(await enqueueSequenced(pool, q, 'log/1', 5, 'five'), { ...five, outcome: 'duplicate' });
-  assert.deepEqual(await enqueueSequenced(pool, q, 'log/1', '4', 'four'), { id: null, outcome: 'duplicate', status: null, result: null });
+  assert.deepEqual(await enqueueSequenced(pool, q, 'log/1', '4', 'four'), { id: null, outcome: 'duplicate', status: null, result: null, error: null });
   await assert.rejects(sendEvent(pool, 'none', 'e'), NoSuchQueue);
 });
 

@@ -1,6 +1,7 @@
 // One queue of a worker: its slots, its settings, and the attempts that it has claimed.  worker.js claims for it; transactions.js (Inside)
 // and outside.js (Outside) run the attempts.
 
+import { Breaker } from './breaker.js';
 import { textOf } from './errors.js';
 import { Outside, singleHandler } from './handlers.js';
 import { Attempt } from './job.js';
@@ -39,13 +40,12 @@ export class Consumer {
   #late = [];
   /** How many times in a row this happened. */
   #blockedInARow = 0;
+  #breaker = new Breaker();
 
   /** @param {string} queue @param {import('./handlers.js').Inside | Outside} way @param {Shared} shared */
   constructor(queue, way, shared) {
     this.queue = queue;
     this.way = way;
-    this.concurrency = way.concurrency;
-    this.batch = way.batch;
     this.logger = shared.logger;
     this.server = shared.server;
     this.control = shared.control;
@@ -58,8 +58,17 @@ export class Consumer {
     this.#mode = outside ? new OutsideAttempts(this, handler, shared.links) : new Transactions(this, handler, shared.slots);
   }
 
+  /** Number of jobs that run at once. */
+  get concurrency() {
+    return this.#breaker.open ? 1 : this.way.concurrency;
+  }
+
+  get batch() {
+    return this.#breaker.open ? 1 : this.way.batch;
+  }
+
   get free() {
-    return this.concurrency - this.busy;
+    return Math.max(this.concurrency - this.busy, 0);
   }
 
   /** Whether nothing may be claimed for a while. */
@@ -70,7 +79,7 @@ export class Consumer {
   /** Whether a commit also claims the next job. */
   get mayClaim() {
     const { stopping, shardSlots } = this.#shared;
-    return !stopping.aborted && !shardSlots?.shouldYield && !this.paused;
+    return !stopping.aborted && !shardSlots?.shouldYield && !this.paused && !this.#breaker.open;
   }
 
   /** Awaits work that only waits for the server. @template T @param {Promise<T>} work @returns {Promise<T>} */
@@ -92,7 +101,8 @@ export class Consumer {
   begun(rows, asked, session) {
     return rows.map((row) => {
       const attempt = new Attempt(row, this.queue, {
-        asked, lease: this.lease, leaseOption: this.way.lease, timeout: this.#timeout, ofQueue: this.#timeoutOfQueue, link: this.#mode.link(),
+        asked, lease: this.lease, leaseOption: this.way.lease, timeout: this.#timeout, ofQueue: this.#timeoutOfQueue,
+        ofKind: 1000 * (this.way.kind(row.kind)?.timeout ?? Infinity), link: this.#mode.link(),
         strict: this.way instanceof Outside, warn: (text) => this.logger.warn(text),
       });
       attempt.leaseSession = this.#attachedTo(session);
@@ -166,6 +176,12 @@ export class Consumer {
 
   /** @param {Attempt} attempt @param {unknown} error @param {string} outcome @param {boolean} willRetry */
   failed(attempt, error, outcome, willRetry) {
+    const { job } = attempt;
+    if (!this.#shared.once && (outcome === 'retrying' || outcome === 'dead')) {
+      const opened = this.#breaker.failed(job.kind, error);
+      if (opened) this.logger.error(`idemq: ${this.queue}${job.kind === null ? '' : `, kind ${job.kind}`}: ten attempts in a row have failed with the same error, so the worker runs one job at a time until one succeeds: ${textOf(error)}`);
+      this.pausedUntil = Math.max(this.pausedUntil, Date.now() + this.#breaker.pause());
+    }
     this.#shared.hooks.failed(attempt.job, { attempt: attempt.job.attempt, willRetry, error, outcome: /** @type {any} */ (outcome) });
   }
 
@@ -173,7 +189,13 @@ export class Consumer {
   ended(attempt, outcome, text) {
     const { job } = attempt;
     const { counts } = this.#shared;
-    if (outcome === 'committed') this.#blockedInARow = 0;
+    if (outcome === 'committed') {
+      this.#blockedInARow = 0;
+      if (this.#breaker.succeeded(job.kind)) {
+        this.pausedUntil = 0;
+        this.logger.info(`idemq: ${this.queue}: an attempt has succeeded, so the worker runs ${this.way.concurrency * this.way.batch} jobs at a time again`);
+      }
+    }
     const of = `idemq: ${attempt.name}: attempt ${job.attempt} of ${job.maxAttempts}`;
     this.#forget(attempt);
     counts[outcome] = (counts[outcome] ?? 0) + 1;

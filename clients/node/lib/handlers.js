@@ -3,10 +3,10 @@
 // If a worker has no handler for a kind, it releases the job for a while without counting an attempt: a newer
 // worker may have one, for example while a deployment is rolled out.
 
-import { types } from 'node:util';
-import { optionalBoolean, optionalInterval } from './arguments.js';
-import { Snooze } from './errors.js';
-import { INSIDE, OUTSIDE, checkOptions } from './options.js';
+import { inspect, types } from 'node:util';
+import { optionalBoolean, optionalInterval, reject } from './arguments.js';
+import { Cancelled, Snooze } from './errors.js';
+import { INSIDE, KIND, OUTSIDE, checkOptions } from './options.js';
 
 const maxKindsNamed = 1000;
 
@@ -22,6 +22,10 @@ class Way {
     }
     if (!(timeout > 0)) throw new RangeError(`timeout must be a positive number of seconds, not ${timeout}`);
     optionalInterval(unknownKind, 'unknownKind');
+    const { neverRetry = [] } = options;
+    if (!Array.isArray(neverRetry)) reject('neverRetry', 'an array of exception classes', neverRetry);
+    const odd = neverRetry.find((each) => typeof each !== 'function' || !(each === Error || each.prototype instanceof Error));
+    if (odd !== undefined) throw new TypeError(`neverRetry must contain exception classes, not ${typeof odd === 'function' ? odd.name || 'a function' : inspect(odd)}`);
     this.handler = handler;
     this.concurrency = concurrency;
     this.batch = batch;
@@ -29,6 +33,38 @@ class Way {
     this.unknownKind = unknownKind;
     this.attach = optionalBoolean(options.attach, 'attach') ?? undefined;
     this.lease = optionalInterval(options.lease, 'lease');
+    this.neverRetry = neverRetry;
+  }
+
+  /** What is set for a kind. @param {string | null} kind @returns {Kind | undefined} */
+  kind(kind) {
+    const found = typeof this.handler === 'object' && Object.hasOwn(this.handler, kind ?? '') ? this.handler[kind ?? ''] : undefined;
+    return found instanceof Kind ? found : undefined;
+  }
+
+  /** Whether no attempt can succeed after an error. A timeout is not an error of the handler. @param {unknown} error */
+  isFinal(error) {
+    return this.neverRetry.some((each) => error instanceof each && !(error instanceof Cancelled && each !== Cancelled));
+  }
+}
+
+/** A handler of one kind, with settings. */
+export class Kind {
+  /** @param {any} handler @param {import('../index.js').KindOptions} [options] */
+  constructor(handler, options = {}) {
+    checkOptions(options, KIND, 'Kind');
+    checkCallable(handler, 'handler');
+    const { timeout, backoff } = options;
+    if (timeout !== undefined && !(timeout > 0)) throw new RangeError(`timeout must be a positive number of seconds, not ${timeout}`);
+    if (Array.isArray(backoff) && backoff.length === 0) throw new RangeError('backoff must not be empty');
+    this.handler = handler;
+    this.timeout = timeout;
+    this.backoff = (Array.isArray(backoff) ? backoff : [backoff ?? null]).map((delay) => optionalInterval(delay, 'backoff'));
+  }
+
+  /** The delay after an attempt, or null for the queue's. @param {number} attempt its number */
+  delayAfter(attempt) {
+    return this.backoff[Math.min(attempt, this.backoff.length) - 1];
   }
 }
 
@@ -64,12 +100,15 @@ export function checkCallable(handler, what) {
 
 /** Like checkCallable, for one handler or several by kind. @param {any} handlers */
 export function checkHandlers(handlers) {
-  const all = typeof handlers === 'function' ? [handlers] : Object.values(handlers ?? {});
+  const all = typeof handlers === 'function' ? [handlers] : Object.values(handlers ?? {}).map(functionOf);
   if (all.length === 0 || all.some((handler) => typeof handler !== 'function')) {
     throw new TypeError('handler must be a function, or an object that maps kinds to functions');
   }
   for (const handler of all) checkCallable(handler, 'the handler');
 }
+
+/** @param {any} handler of a kind */
+const functionOf = (handler) => (handler instanceof Kind ? handler.handler : handler);
 
 /** The result of a call. Throws if it is something that has not run yet, or a list of such. @template T @param {T} answer @returns {T} */
 export function finishedResult(answer) {
@@ -85,7 +124,7 @@ export function finishedResult(answer) {
  */
 export function singleHandler(handlers, delay, logger) {
   if (typeof handlers === 'function') return handlers;
-  const byKind = new Map(Object.entries(handlers));
+  const byKind = new Map(Object.entries(handlers).map(([kind, handler]) => [kind, functionOf(handler)]));
   /** @type {Set<string>} */
   const unknown = new Set();
   return (job, ...more) => {

@@ -5,7 +5,7 @@ export { ensureHandler, ensureQueue, ensureTopic } from './declare.js';
 export { enqueue, enqueueMany } from './enqueue.js';
 export { cancelMany, cancelMatching, enqueueGraph, enqueueSequenced, flow, pauseGroup, publish, resumeGroup, sendEvent, waitResults } from './flows.js';
 export { createPool } from './pool.js';
-export { Inside, Outside } from './handlers.js';
+export { Inside, Kind, Outside } from './handlers.js';
 export { cancel, job, pause, reschedule, result, resume, retry, schedule, unschedule, why } from './manage.js';
 export { advanceClock, assertEnqueued, makeDue } from './testing.js';
 export { Worker, drain } from './worker.js';

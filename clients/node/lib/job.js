@@ -114,6 +114,7 @@ export class Attempt {
   /** @type {((ms: number) => void) | undefined} */
   #abandonIn;
   #notice;
+  #timeoutName;
   /** Why the handler must stop. @type {Cancelled['why'] | undefined} */
   why;
   /** The reason of its signal. @type {Cancelled | undefined} */
@@ -144,13 +145,13 @@ export class Attempt {
   /**
    * @param {any} row of a claim @param {string} queue
    * @param {{
-   *   asked: number, lease: number, leaseOption?: string | null, timeout: number, ofQueue?: boolean, strict?: boolean,
+   *   asked: number, lease: number, leaseOption?: string | null, timeout: number, ofQueue?: boolean, ofKind?: number, strict?: boolean,
    *   link?: import('./connection.js').Link, warn?: (text: string) => void,
    * }} of asked: when the claim was sent; lease, timeout: milliseconds; leaseOption: for heartbeats; ofQueue: whether the timeout is the queue's
-   *   job_timeout, at which the server takes the job back; strict: whether a lease that may have ended always counts as lost, because
+   *   job_timeout, at which the server takes the job back; ofKind: the timeout of its kind; strict: whether a lease that may have ended always counts as lost, because
    *   the handler cannot lock its job; link: for checkpoints and steps of outside handlers
    */
-  constructor(row, queue, { asked, lease, leaseOption = null, timeout, ofQueue = false, strict = false, link, warn = () => {} }) {
+  constructor(row, queue, { asked, lease, leaseOption = null, timeout, ofQueue = false, ofKind = Infinity, strict = false, link, warn = () => {} }) {
     this.row = row;
     this.warn = warn;
     this.lease = lease;
@@ -161,7 +162,9 @@ export class Attempt {
     this.leaseEnds = asked + lease;
     /** Milliseconds that the handler may take to end after its time is over, so that the outcome is reported before the server takes the job back. */
     this.#notice = ofQueue ? Math.min(abandonAfter, timeout / 10) : abandonAfter;
-    this.timeout = ofQueue ? timeout - this.#notice - Math.min(1000, timeout / 10) : timeout;
+    const own = ofQueue ? timeout - this.#notice - Math.min(1000, timeout / 10) : timeout;
+    this.timeout = Math.min(own, ofKind);
+    this.#timeoutName = ofKind < own ? `timeout of kind ${row.kind ?? ''}`.trimEnd() : 'job_timeout';
     this.ends = Date.now() + this.timeout;
     this.job = new Job(row, queue, this);
   }
@@ -242,7 +245,7 @@ export class Attempt {
     }
     this.why = why;
     const seconds = this.timeout / 1000;
-    this.reason = new Cancelled(why, { lease: 'the lease was lost', timeout: `stopped after ${seconds} s (job_timeout)`, drain: 'the worker is stopping' }[why]);
+    this.reason = new Cancelled(why, { lease: 'the lease was lost', timeout: `stopped after ${seconds} s (${this.#timeoutName})`, drain: 'the worker is stopping' }[why]);
     this.#controller?.abort(this.reason);
     this.#onCancel?.();
   }

@@ -48,13 +48,15 @@ export const HANDLER = { workers: true, batch: true, maxIdle: true };
 export const STEP = { request: true, callTimeout: true, ask: true };
 
 /** @type {Names<import('../index.js').OutsideOptions>} */
-export const OUTSIDE = { concurrency: true, lease: true, timeout: true, attach: true, unknownKind: true };
+export const OUTSIDE = { concurrency: true, lease: true, timeout: true, attach: true, unknownKind: true, neverRetry: true };
 /** @type {Names<import('../index.js').InsideOptions>} */
 export const INSIDE = { ...OUTSIDE, batch: true };
-/** @type {Names<Omit<import('../index.js').QueuesWorkerOptions, 'waitConnection'>>} */
+/** @type {Names<import('../index.js').KindOptions>} */
+export const KIND = { timeout: true, backoff: true };
+/** @type {Names<Omit<import('../index.js').QueuesWorkerOptions, 'waitConnection' | 'giveUpAfter'>>} */
 const shared = { name: true, grace: true, signals: true, logger: true, hooks: true };
 /** @type {Names<import('../index.js').QueuesWorkerOptions>} */
-export const QUEUES_WORKER = { ...shared, waitConnection: true };
+export const QUEUES_WORKER = { ...shared, waitConnection: true, giveUpAfter: true };
 /** @type {Names<import('../index.js').WorkerOptions>} */
 export const WORKER = { ...QUEUES_WORKER, ...INSIDE };
 

@@ -1,7 +1,8 @@
 // Ends an attempt whose handler has thrown.
 
+import { isServerLost } from './connection.js';
 import { Cancelled, Dead, HoldBack, RetryLater, Snooze, Waiting, detailsOf, interval, sqlstate, textOf } from './errors.js';
-import { AWAIT_EVENT, BECAME, FAIL, GIVE_BACK, HOLD_BACK, RELEASE } from './statements.js';
+import { AWAIT_EVENT, BECAME, FAIL, GIVE_BACK, GIVE_BACK_LOST, HOLD_BACK, RELEASE } from './statements.js';
 
 /**
  * Reports the outcome of an attempt to the server: failed, retry later, dead, or released.
@@ -31,17 +32,20 @@ export async function settle(worker, link, attempt, error) {
       } else if (error instanceof Snooze || (error instanceof Cancelled && error.why !== 'timeout')) {
         const delay = error instanceof Snooze && delayOf(error) !== 0 ? interval(delayOf(error)) : null;
         answer = await link.answer(RELEASE, [id, token, delay]);
+      } else if (attempt.strict && !own && isServerLost(error, worker.server, attempt.ends - attempt.timeout)) {
+        answer = await link.answer(GIVE_BACK_LOST, [id, token, text, detailsOf(error)]);
+        failed = answer.rows[0].outcome !== 'released';
       } else {
         failed = true;
-        const delay = error instanceof RetryLater ? interval(delayOf(error)) : null;
-        answer = await link.answer(FAIL, [id, token, text, delay, error instanceof Dead, detailsOf(error)]);
+        const delay = error instanceof RetryLater ? interval(delayOf(error)) : worker.way.kind(attempt.job.kind)?.delayAfter(attempt.job.attempt) ?? null;
+        answer = await link.answer(FAIL, [id, token, text, delay, error instanceof Dead || (!own && worker.way.isFinal(error)), detailsOf(error)]);
       }
     } catch (refused) {
       // The delay is invalid, or the server's encoding lacks a character.
       if (!(refused instanceof TypeError) && !sqlstate(refused).startsWith('22')) throw refused;
       failed = true;
       const both = `${text} (and: ${textOf(refused)})`.replace(/[^\n -~]/g, '?');
-      answer = await link.answer(FAIL, [id, token, both, null, error instanceof Dead, null]);
+      answer = await link.answer(FAIL, [id, token, both, null, error instanceof Dead || (!own && worker.way.isFinal(error)), null]);
     }
     const [{ outcome }] = answer.rows;
     // Cancelled: an open transaction is cancelling the job. If it is rolled back, the attempt ends as released.

@@ -45,6 +45,10 @@ export const RELEASE = 'SELECT idemq.release($1::bigint, $2::bigint, $3::interva
 export const GIVE_BACK = `SELECT (CASE WHEN (SELECT count(*) FROM (SELECT a.outcome FROM idemq.attempts a WHERE a.job_id = $1::bigint ORDER BY a.token DESC LIMIT 100) l
       WHERE l.outcome = 'released') < 100 THEN idemq.release($1::bigint, $2::bigint, $3::interval)
     ELSE idemq.fail($1::bigint, $2::bigint, $4::text, retry_in => $3::interval) END)::text AS outcome`;
+// Ends an attempt that has lost its connection to the server. The first three such attempts in a row do not count.
+export const GIVE_BACK_LOST = `SELECT (CASE WHEN (SELECT count(*) FROM (SELECT a.outcome FROM idemq.attempts a WHERE a.job_id = $1::bigint ORDER BY a.token DESC LIMIT 3) l
+      WHERE l.outcome = 'released') < 3 THEN idemq.release($1::bigint, $2::bigint, '1 s')
+    ELSE idemq.fail($1::bigint, $2::bigint, $3::text, details => $4::jsonb) END)::text AS outcome`;
 // Holds back, then ends the attempt, in one transaction.
 export const HOLD_BACK = `WITH held AS MATERIALIZED (SELECT idemq.hold_back($1::bigint, $2::bigint,
     least($3::interval, (SELECT nullif(q.max_hold_back, '0') FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE j.id = $1::bigint)), scope => $5::text))

@@ -80,6 +80,7 @@ export class Worker {
   #abandoned = [];
   /** Time at which the process was told to stop, from Date.now(). @type {number | undefined} */
   #stoppedAt;
+  #graceEnded = false;
   #endWait = async () => {};
   #endingWait = Promise.resolve();
 
@@ -101,6 +102,8 @@ export class Worker {
     }
     optionalName(options.name, 'name');
     optionalBoolean(options.signals, 'signals');
+    const { giveUpAfter } = options;
+    if (giveUpAfter !== undefined && !(giveUpAfter > 0)) throw new RangeError(`giveUpAfter must be a positive number of seconds, not ${giveUpAfter}`);
     const { grace = 30, signals = true, logger = quiet } = options;
     if (!(grace >= 0)) throw new RangeError(`grace must be a number of seconds and must not be negative, not ${grace}`);
     if (!['info', 'warn', 'error'].every((level) => typeof (/** @type {any} */ (logger)?.[level]) === 'function')) throw new TypeError('logger must have the functions info, warn and error');
@@ -167,6 +170,7 @@ export class Worker {
   }
 
   #graceOver() {
+    this.#graceEnded = true;
     clearTimeout(this.#graceTimer);
     for (const attempt of this.#running) attempt.cancel('drain');
     // Time to release the jobs, if a server is there.
@@ -199,11 +203,12 @@ export class Worker {
     const report = new WorkerReport(this.control, () => ({
       name,
       queues: this.#names,
-      concurrency: this.#consumers.reduce((sum, { concurrency, batch }) => sum + concurrency * batch, 0),
+      concurrency: this.#consumers.reduce((sum, { way }) => sum + way.concurrency * way.batch, 0),
       jobs: [...this.#running].map(({ job }) => job.id),
       done: Object.values(this.#counts).reduce((sum, count) => sum + count, 0),
     }));
     const reporting = once ? undefined : report.reportRegularly(this.#over.signal);
+    const givingUp = this.#giveUp();
     const watching = watchSilence(this.server, this.control, () => this.#lease, (ms) => sleep(ms, this.#over.signal), this.#over.signal);
     /** @type {NodeJS.Timeout | undefined} */
     let waitTimer;
@@ -225,12 +230,28 @@ export class Worker {
       clearTimeout(this.#graceTimer);
       clearTimeout(waitTimer);
       unheard();
-      await Promise.all([heartbeats, reporting, watching, slots.end(), links.end(), this.control.end(), this.waiter.end()]);
+      await Promise.all([heartbeats, reporting, watching, givingUp, slots.end(), links.end(), this.control.end(), this.waiter.end()]);
       await this.#hooks.stopped(this, this.#counts, this.#stoppedAt === undefined ? undefined : this.#stoppedAt + 1000 * this.#options.grace + lastWords);
       if (this.#abandoned.some((each) => !each.ended)) stopWhenHung(() => this.#logger.warn(`idemq: ${this.queue}: a handler is still running although its job was released, so the process will exit`));
     }
     if (this.#fatal) throw this.#fatal;
     return this.#counts;
+  }
+
+  /** Ends the worker if it has had no connection for giveUpAfter. */
+  async #giveUp() {
+    const after = 1000 * (this.#options.giveUpAfter ?? Infinity);
+    let lostAt = Date.now();
+    while (after < Infinity && !this.#over.signal.aborted) {
+      if (this.control.session) lostAt = Date.now();
+      else if (Math.min(Date.now() - lostAt, this.server.downFor) >= after) {
+        this.#fatal ??= this.server.error;
+        this.#logger.error(`idemq: ${this.queue}: the worker gives up, because it has had no connection for ${this.#options.giveUpAfter} s`);
+        while (!this.#over.signal.aborted && !this.#graceEnded) this.stop();
+        return;
+      }
+      await sleep(Math.min(after / 4, 1000), this.#over.signal);
+    }
   }
 
   /** Number of slots in use. */
