@@ -6,7 +6,7 @@
 
 import net from 'node:net';
 import { reject } from './arguments.js';
-import { sqlstate, textOf, walk } from './errors.js';
+import { read, sqlstate, textOf, walk } from './errors.js';
 import { pg } from './packages.js';
 import { Pipeline } from './pipeline.js';
 
@@ -113,7 +113,7 @@ const pgLost = /^(Connection terminated|Client has encountered a connection erro
  */
 export function isServerLost(error, server, since) {
   let lost = false;
-  walk(error, (each) => {
+  walk(error, (each) => void read(() => {
     const { code, syscall, address, port, message } = /** @type {any} */ (each instanceof Error ? each : {});
     if (/^(08...|57P0[123])$/.test(sqlstate(each))) lost = true;
     else if (code === undefined) lost ||= each instanceof Error && each.name === 'Error' && pgLost.test(message);
@@ -121,7 +121,7 @@ export function isServerLost(error, server, since) {
     else if (syscall === 'connect') lost ||= server.address.is(address, port);
     // An open socket does not say whose it is.
     else if (syscall === 'read' || syscall === 'write') lost ||= server.lostAt >= since;
-  });
+  }));
   return lost;
 }
 

@@ -48,7 +48,7 @@ export function sqlstate(error) {
 }
 
 /** Reads a property of an error. The error may be of any class, so that can throw as well. @template T @param {() => T} what @returns {T | undefined} */
-function read(what) {
+export function read(what) {
   try {
     return what();
   } catch {
