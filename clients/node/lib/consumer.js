@@ -101,7 +101,7 @@ export class Consumer {
   begun(rows, asked, session) {
     return rows.map((row) => {
       const attempt = new Attempt(row, this.queue, {
-        asked, lease: this.lease, leaseOption: this.way.lease, timeout: this.#timeout, ofQueue: this.#timeoutOfQueue,
+        asked, lease: this.lease, timeout: this.#timeout, ofQueue: this.#timeoutOfQueue,
         ofKind: 1000 * (this.way.kind(row.kind)?.timeout ?? Infinity), link: this.#mode.link(),
         strict: this.way instanceof Outside, warn: (text) => this.logger.warn(text),
       });

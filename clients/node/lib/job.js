@@ -145,17 +145,16 @@ export class Attempt {
   /**
    * @param {any} row of a claim @param {string} queue
    * @param {{
-   *   asked: number, lease: number, leaseOption?: string | null, timeout: number, ofQueue?: boolean, ofKind?: number, strict?: boolean,
+   *   asked: number, lease: number, timeout: number, ofQueue?: boolean, ofKind?: number, strict?: boolean,
    *   link?: import('./connection.js').Link, warn?: (text: string) => void,
-   * }} of asked: when the claim was sent; lease, timeout: milliseconds; leaseOption: for heartbeats; ofQueue: whether the timeout is the queue's
+   * }} of asked: when the claim was sent; lease, timeout: milliseconds; ofQueue: whether the timeout is the queue's
    *   job_timeout, at which the server takes the job back; ofKind: the timeout of its kind; strict: whether a lease that may have ended always counts as lost, because
    *   the handler cannot lock its job; link: for checkpoints and steps of outside handlers
    */
-  constructor(row, queue, { asked, lease, leaseOption = null, timeout, ofQueue = false, ofKind = Infinity, strict = false, link, warn = () => {} }) {
+  constructor(row, queue, { asked, lease, timeout, ofQueue = false, ofKind = Infinity, strict = false, link, warn = () => {} }) {
     this.row = row;
     this.warn = warn;
     this.lease = lease;
-    this.leaseOption = leaseOption;
     this.strict = strict;
     this.#link = link;
     /** Time at which the lease ends, unless a heartbeat is answered before. */

@@ -13,7 +13,8 @@ const PAIRS = 'SELECT id::text, token::text, outcome::text FROM';
 export const WAIT = 'CALL idemq.wait($1::text, $2::interval)';
 export const WAIT_ANY = 'CALL idemq.wait_any($1::text[], $2::interval)';
 export const END_WAIT = "SELECT outcome::text FROM idemq.heartbeat_many('{}', '{}', NULL, end_waits => ARRAY[$1::int])";
-export const HEARTBEAT = `${PAIRS} idemq.heartbeat_many($1::bigint[], $2::bigint[], $3::interval, end_waits => '{}')`;
+// Each lease keeps its length.
+export const HEARTBEAT = `${PAIRS} idemq.heartbeat_many($1::bigint[], $2::bigint[], NULL, end_waits => '{}')`;
 
 // Statements for messages (pipeline.js), with their names on a session that belongs to the worker.
 export const CLAIM = {

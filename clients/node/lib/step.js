@@ -77,7 +77,8 @@ export async function step(job, run, name, call, options, warn) {
   /** Stores a response, even if the lease was lost during the call, because the call has been performed. @param {string | null} text @returns {Promise<any>} */
   async function store(text) {
     const [{ response, standing }] = await run(FINISH_STEP, [...own, text]);
-    if (standing === 'current' || standing === 'cancelled') return response;
+    // While no other attempt has begun, only the lock of the job tells whether it can still be completed.
+    if (standing !== 'stale' && standing !== 'not_found') return response;
     throw new StaleToken(`the answer of step ${name} arrived after the lease was lost; it is stored, and the next attempt returns it`, { code: 'IQ001' });
   }
 

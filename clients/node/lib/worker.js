@@ -466,17 +466,14 @@ export class Worker {
   async #sendHeartbeat(running) {
     try {
       await this.control.withSession(async (session) => {
-        for (const lease of new Set(running.map(({ leaseOption }) => leaseOption))) {
-          const these = running.filter(({ leaseOption }) => leaseOption === lease);
-          const asked = Date.now();
-          const { rows } = await withTimeout(this.control.answerTimeout, session, session.query(HEARTBEAT, [these.map(({ job }) => job.id), these.map(({ job }) => job.token), lease]));
-          const outcomes = new Map(rows.map((row) => [`${row.id} ${row.token}`, row.outcome]));
-          for (const attempt of these) {
-            const outcome = outcomes.get(`${attempt.job.id} ${attempt.job.token}`);
-            if (outcome === 'current') attempt.leaseEnds = asked + attempt.lease;
-            // If the job is committed, or about to be, there is no lease any more.
-            else if (this.#running.has(attempt) && !attempt.commitSent) attempt.cancel(outcome === 'expired' ? 'timeout' : 'lease');
-          }
+        const asked = Date.now();
+        const { rows } = await withTimeout(this.control.answerTimeout, session, session.query(HEARTBEAT, [running.map(({ job }) => job.id), running.map(({ job }) => job.token)]));
+        const outcomes = new Map(rows.map((row) => [`${row.id} ${row.token}`, row.outcome]));
+        for (const attempt of running) {
+          const outcome = outcomes.get(`${attempt.job.id} ${attempt.job.token}`);
+          if (outcome === 'current') attempt.leaseEnds = asked + attempt.lease;
+          // If the job is committed, or about to be, there is no lease any more.
+          else if (this.#running.has(attempt) && !attempt.commitSent) attempt.cancel(outcome === 'expired' ? 'timeout' : 'lease');
         }
       });
     } catch (error) {
