@@ -35,7 +35,7 @@ def charge(job):
         return provider.find(step.key)
 
     charged = job.step("charge", call, {"amount": job.payload["amount"]}, call_timeout=10, ask=ask)
-    job.checkpoint({"charged": charged["id"]})  # job.state, in the next attempt
+    job.save_checkpoint({"charged": charged["id"]})  # the next attempt finds it in job.checkpoint
     if job.cancelled.is_set():  # the lease is lost, or the time is over
         raise TimeoutError("no time left")  # the next attempt goes on here
     return charged

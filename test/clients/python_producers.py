@@ -183,7 +183,7 @@ class Producers(Client):
                     call()
 
             def checkpoint(job):
-                job.checkpoint(1, other)
+                job.save_checkpoint(1, other)
 
             (job,) = self.add(1, max_attempts=1)
             self.drain(checkpoint, outside=True)

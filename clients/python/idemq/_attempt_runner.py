@@ -33,6 +33,7 @@ from ._execution import SESSION_CHECK_INTERVAL, Execution, ExecutionResult
 from ._executors import AttemptOver, Executor, Unsettled
 from ._forks import end_unless_in, must_be_in
 from ._group_commit import Ended, GroupCommit
+from ._handler_connection import BatchEnded
 from ._handler_slots import HandlerSlots
 from ._handlers import finished_result
 from ._hooks import Failure, call_hook_safely
@@ -101,7 +102,7 @@ def _reason(execution: Execution, error: BaseException) -> str:
     """The reason why a transaction of several jobs has not committed, if the error itself does not show it."""
     if execution.end_reason is not None:
         return execution.end_text
-    return text_of(error.__cause__ if isinstance(error, AttemptOver) else error)
+    return said(error) if isinstance(error, BatchEnded) else text_of(error.__cause__ if isinstance(error, AttemptOver) else error)
 
 
 class _JobNow(NamedTuple):
@@ -359,24 +360,20 @@ class AttemptRunner:
         execution, end = unsettled
         if execution.end_task is not None and not end.hangs:
             await execution.end_task
-        if end.committed or end.error is None:
+        if execution.jobs[0].wait_stored:
+            self._executions.discard(execution)
+            self._record_outcome(execution.jobs[0], "waiting")  # whatever the handler did afterwards
+            await executor.reset_connection(end)
+        elif end.committed or end.error is None:
             self._executions.discard(execution)
             if end.committed:
-                return
-            if execution.jobs[0].waiting is not None:
-                self._record_outcome(execution.jobs[0], "waiting")  # whatever the handler did afterwards
-                await executor.reset_connection(end)
                 return
             if time.monotonic() > execution.lease_until:
                 self._pause_claims(execution.jobs[0])
             await self.commit(executor, execution.jobs, end.value)
-            return
-        if executor.link is None:
+        elif executor.link is None:
             self._executions.discard(execution)
-            if execution.jobs[0].waiting is not None:
-                self._record_outcome(execution.jobs[0], "waiting")
-            else:
-                await self._slots.lend_while(self._settle_uncommitted(execution.jobs[0], execution, end.error))
+            await self._slots.lend_while(self._settle_uncommitted(execution.jobs[0], execution, end.error))
             await executor.reset_connection(end)
         elif await self._runs_again(executor, executor.link, execution, end):
             executor.pending.appendleft(execution)
@@ -916,9 +913,9 @@ class AttemptRunner:
         )  # fmt: skip
         self._notify_failed(job, "stale", StaleToken("the lease was lost"), now)
 
-    # Requests of a handler without a transaction.
+    # Requests of a handler over the shared connection.
 
-    async def ask_about_job(self, job: BaseJob, sql: str, values: Sequence[Any], anyway: bool = False) -> list[Row]:
+    async def ask_about_job(self, job: BaseJob, sql: str, values: Any, anyway: bool = False) -> list[Row]:
         """The rows of a statement about a job, which is repeated if its answer is lost.
 
         It is repeated until the attempt is told to end, or with `anyway` for a while longer, because the report is still true.
