@@ -2,8 +2,13 @@
 // CONNECTION is JSON, and its database has idemq.
 
 import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import http from 'node:http';
 import { test } from 'node:test';
-import { RetryLater, StaleToken, Worker, drain, enqueue, sendEvent } from 'idemq';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
+import { RetryLater, StaleToken, Worker, assertEnqueued, drain, enqueue, makeDue, sendEvent } from 'idemq';
 import { connection, jobsOf, logger, mark, marksOf, one, pool, proxied, queue } from './node_common.mjs';
 
 const stepsOf = async (q) => (await pool.query('SELECT s.name, s.state, s.response FROM idemq.steps s WHERE s.queue_id = idemq.queue_id($1) ORDER BY s.job_id, s.name', [q])).rows;
@@ -263,4 +268,31 @@ test('run: a step that waits for a lock delays no heartbeat, and ends with its j
   client.release();
   assert.equal(released, 1);
   assert.equal((await jobsOf(q))[0].status, 'pending');
+});
+
+test('the example: a charge, then rows and the next job', async () => {
+  await pool.query("CREATE TABLE orders (id int PRIMARY KEY, charge text); INSERT INTO orders VALUES (42); SELECT idemq.create_queue('charges', retry_base => '1 ms'), idemq.create_queue('mail')");
+  const calls = [];
+  const provider = http.createServer((request, response) => {
+    calls.push(request.headers['idempotency-key']);
+    response.writeHead(calls.length === 1 ? 502 : 200).end(JSON.stringify({ id: 'ch_1' })); // after the first call, nobody knows
+  }).listen(0);
+  const { id } = await enqueue(pool, 'charges', { order: 42, amount: 12 }, { key: 'order-42' });
+  const env = { ...process.env, PGHOST: connection.host, PGPORT: `${connection.port ?? ''}`, PGUSER: connection.user, PGDATABASE: connection.database, CHARGE_API: `http://127.0.0.1:${provider.address().port}` };
+  const worker = spawn(process.execPath, [fileURLToPath(new URL('examples/charge.js', import.meta.resolve('idemq/package.json')))], { env, stdio: ['ignore', 'inherit', 'inherit'] });
+  const ended = once(worker, 'exit');
+  const status = async () => (await one('SELECT status FROM idemq.jobs WHERE id = $1', id)).status;
+  while ((await status()) !== 'completed') {
+    if (worker.exitCode !== null) assert.fail('the worker has ended');
+    // The lost call can no longer arrive.
+    await pool.query("UPDATE idemq.steps SET call_until = now() - interval '1 s' WHERE job_id = $1 AND state = 'open' AND (SELECT status <> 'running' FROM idemq.jobs WHERE id = $1)", [id]);
+    await makeDue(pool, 'charges');
+    await sleep(20);
+  }
+  worker.kill('SIGTERM');
+  assert.deepEqual(await ended, [0, null]);
+  provider.close();
+  assert.equal(new Set(calls).size, 1); // each call has the same key
+  assert.equal((await one('SELECT charge FROM orders')).charge, 'ch_1');
+  await assertEnqueued(pool, 'mail', { payload: { paid: 42 }, key: 'order-42' });
 });
