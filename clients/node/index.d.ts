@@ -2,7 +2,7 @@
 //
 // Ids and tokens are strings of digits, because they are bigint in the server and a JavaScript number would lose digits.
 // An Interval is a number of seconds, or the text of a PostgreSQL interval: 90, '1 min 30 s'.
-// Payload and Result are types that the application declares for its queue.  Nothing checks the JSON at run time.
+// An application declares the payload and result of its queues once, as members of Queues.  At run time, only a schema checks them.
 
 import type { ClientBase, ClientConfig, Pool, PoolConfig, QueryResult } from 'pg';
 
@@ -16,6 +16,42 @@ export type Connection = string | ClientConfig | (Omit<ClientConfig, 'port'> & {
 export interface Queryable {
   query(text: string, values: unknown[]): Promise<QueryResult<any>>;
 }
+
+/**
+ * The queues of an application, which adds them with declare module 'idemq' { interface Queues { mail: { payload: Mail; result: Receipt } } }. A queue with
+ * several kinds is { kinds: { charge: { payload: ...; result: ... }; refund: ... } }; the kind '' is for jobs without one. Without members, every queue
+ * is accepted, and payloads and results are unknown. With members, another queue is a compile error, unless its name is `queue as string`.
+ */
+export interface Queues {}
+
+type Declared = keyof Queues & string;
+/** Checks the name of a queue. */
+export type QueueName<Q extends string> = Q & ([Declared] extends [never] ? unknown : string extends Q ? unknown : Q extends Declared ? unknown : Declared);
+type Spec<Q> = Q extends keyof Queues ? Queues[Q] : unknown;
+type PayloadIn<S> = S extends { payload: infer P } ? P : unknown;
+type ResultIn<S> = S extends { result: infer R } ? R : unknown;
+type Kinds<Q> = Spec<Q> extends { kinds: infer K } ? K : never;
+/** Names of the kinds of a queue. */
+export type KindName<Q> = [Kinds<Q>] extends [never] ? string | null : keyof Kinds<Q> & string;
+/** The payload of a queue, or of one of its kinds. */
+export type PayloadOf<Q, K = KindName<Q>> = [Kinds<Q>] extends [never] ? PayloadIn<Spec<Q>> : K extends keyof Kinds<Q> ? PayloadIn<Kinds<Q>[K]> : never;
+/** The result of a queue, or of one of its kinds. */
+export type ResultOf<Q, K = KindName<Q>> = [Kinds<Q>] extends [never] ? ResultIn<Spec<Q>> : K extends keyof Kinds<Q> ? ResultIn<Kinds<Q>[K]> : never;
+/** The options of a call, in which kind is required if the queue has kinds. */
+type WithKind<Q, K, Options> = [Kinds<Q>] extends [never] ? [options?: Options]
+  : '' extends keyof Kinds<Q> ? [options?: Options & { kind?: K }] : [options: Options & { kind: K }];
+
+/** A validator by the convention Standard Schema: one of zod, valibot or arktype, for example. */
+export interface Schema {
+  readonly '~standard': {
+    readonly validate: (value: unknown) => SchemaResult | Promise<SchemaResult>;
+  };
+}
+type SchemaResult = { readonly value: unknown; readonly issues?: undefined } | {
+  readonly issues: readonly { readonly message: string; readonly path?: readonly (PropertyKey | { readonly key: PropertyKey })[] }[];
+};
+/** A validator of a queue's payloads, or validators by kind; '' is for jobs without a kind. Kinds without one are not checked. */
+export type Schemas = Schema | { readonly [kind: string]: Schema };
 
 /** Options that all functions that add jobs have in common. */
 export interface MessageOptions {
@@ -45,9 +81,11 @@ export interface EnqueueOptions extends MessageOptions {
   dependsOn?: string[] | null;
   /** What to do if one of those jobs is dead or cancelled. Default: 'cancel'. */
   onParentFailure?: 'cancel' | 'wait' | 'run';
+  /** Checks the payload before anything is sent. A payload that does not fit throws a TypeError with the path of the field. */
+  schema?: Schemas;
 }
 
-export interface Enqueued<Result = Json> {
+export interface Enqueued<Result = unknown> {
   /** Null if the outcome is 'locked'. */
   id: string | null;
   outcome: 'accepted' | 'duplicate' | 'rerun' | 'locked';
@@ -61,27 +99,31 @@ export interface Enqueued<Result = Json> {
 export type Status = 'blocked' | 'pending' | 'running' | 'retrying' | 'completed' | 'dead' | 'cancelled';
 
 /** Adds a job in the transaction of this client. */
-export function enqueue<Payload = Json, Result = Json>(
-  client: Queryable, queue: string, payload: Payload, options?: EnqueueOptions,
-): Promise<Enqueued<Result>>;
+export function enqueue<Q extends string, K extends KindName<Q> = '' & KindName<Q>>(
+  client: Queryable, queue: QueueName<Q>, payload: PayloadOf<Q, K>, ...options: WithKind<Q, K, EnqueueOptions>
+): Promise<Enqueued<ResultOf<Q, K>>>;
 
 /** A job of enqueueMany. */
-export interface NewJob<Payload = Json> extends MessageOptions {
+export interface NewJob<Payload = unknown> extends MessageOptions {
   payload: Payload;
   key?: string | number | bigint | null;
   keyTtl?: Interval | null;
 }
 
+/** A job of a queue for enqueueMany. */
+type NewJobOf<Q> = [Kinds<Q>] extends [never] ? NewJob<PayloadOf<Q>>
+  : { [K in keyof Kinds<Q>]: NewJob<PayloadOf<Q, K>> & (K extends '' ? { kind?: null } : { kind: K }) }[keyof Kinds<Q>];
+
 /** Options for all jobs of enqueueMany. */
-export type EnqueueManyOptions = Pick<EnqueueOptions, 'onDuplicate' | 'nowait' | 'maxWait' | 'dependsOn' | 'onParentFailure'>;
+export type EnqueueManyOptions = Pick<EnqueueOptions, 'onDuplicate' | 'nowait' | 'maxWait' | 'dependsOn' | 'onParentFailure' | 'schema'>;
 
 /** Adds many jobs to a queue in one statement, and returns what enqueue would return for each, in the order of jobs. */
-export function enqueueMany<Payload = Json, Result = Json>(
-  client: Queryable, queue: string, jobs: readonly NewJob<Payload>[], options?: EnqueueManyOptions,
-): Promise<Enqueued<Result>[]>;
+export function enqueueMany<Q extends string>(
+  client: Queryable, queue: QueueName<Q>, jobs: readonly NewJobOf<Q>[], options?: EnqueueManyOptions,
+): Promise<Enqueued<ResultOf<Q>>[]>;
 
 /** A job of a graph. */
-export interface GraphJob<Payload = Json> extends Omit<EnqueueOptions, 'nowait' | 'dependsOn'> {
+export interface GraphJob<Payload = unknown> extends Omit<EnqueueOptions, 'nowait' | 'dependsOn' | 'schema'> {
   queue: string;
   payload: Payload;
   /** Names in the graph, and existing jobs as enqueue returns them. */
@@ -97,12 +139,12 @@ export function enqueueGraph<Name extends string>(
  * Adds a job for message number seq of one ordered log, such as a Kafka partition. A number that is not greater than the
  * producer's last one is a duplicate. Do not use it for the ids of an outbox table, because transactions commit in another order.
  */
-export function enqueueSequenced<Payload = Json, Result = Json>(
+export function enqueueSequenced<Payload = unknown, Result = unknown>(
   client: Queryable, queue: string, producer: string, seq: number | bigint | string, payload: Payload, options?: MessageOptions,
 ): Promise<Enqueued<Result>>;
 
 /** Adds a job to each queue that is bound to a topic, and returns these jobs. The array is empty if no queue is bound. */
-export function publish<Payload = Json>(
+export function publish<Payload = unknown>(
   client: Queryable, topic: string, payload: Payload, options?: MessageOptions & { key?: string | number | bigint | null },
 ): Promise<{ queue: string; id: string; outcome: 'accepted' | 'duplicate' }[]>;
 
@@ -191,7 +233,7 @@ export interface ScheduleOptions extends Pick<MessageOptions, 'priority' | 'grou
  * Adds one job at each tick of a cron expression or interval ('every 5 min'). Creates or replaces the schedule of this name; does nothing if it is the same.
  * Returns the time of the next run, or null if the schedule is paused.
  */
-export function schedule<Payload = Json>(client: Queryable, name: string, cron: string, queue: string, payload: Payload, options?: ScheduleOptions): Promise<Date | null>;
+export function schedule<Payload = unknown>(client: Queryable, name: string, cron: string, queue: string, payload: Payload, options?: ScheduleOptions): Promise<Date | null>;
 
 /** Drops a schedule. Returns false if there is none of this name. */
 export function unschedule(client: Queryable, name: string): Promise<boolean>;
@@ -214,7 +256,7 @@ export function reschedule(
 ): Promise<'accepted' | 'locked' | 'completed' | 'dead' | 'cancelled' | 'not_found'>;
 
 /** A job as it is stored now. */
-export interface JobInfo<Payload = Json, Result = Json> {
+export interface JobInfo<Payload = unknown, Result = unknown> {
   id: string;
   queue: string;
   status: Status;
@@ -238,10 +280,10 @@ export interface JobInfo<Payload = Json, Result = Json> {
 }
 
 /** Returns a job, or null if there is none or you may not see it. */
-export function job<Payload = Json, Result = Json>(client: Queryable, id: string): Promise<JobInfo<Payload, Result> | null>;
+export function job<Payload = unknown, Result = unknown>(client: Queryable, id: string): Promise<JobInfo<Payload, Result> | null>;
 
 /** Returns the status and result of a job now; waitResults waits until it is finished. Throws NoSuchJob. */
-export function result<Result = Json>(client: Queryable, id: string): Promise<{ status: Status; result: Result | null }>;
+export function result<Result = unknown>(client: Queryable, id: string): Promise<{ status: Status; result: Result | null }>;
 
 /** Explains in one sentence what a job is waiting for and what to do next. */
 export function why(client: Queryable, id: string): Promise<string>;
@@ -250,7 +292,7 @@ export function why(client: Queryable, id: string): Promise<string>;
 export function makeDue(client: Queryable, queue?: string | null): Promise<number>;
 
 /** What assertEnqueued expects: a part of the payload, the key, the kind, and the number of such jobs (1). */
-export interface ExpectedJob<Payload = Json> {
+export interface ExpectedJob<Payload = unknown> {
   payload?: Payload;
   key?: string | number | bigint | null;
   kind?: string | null;
@@ -323,7 +365,7 @@ export interface HandlerOptions {
 export function ensureHandler(client: Queryable, queue: string, functionName: string, options?: HandlerOptions): Promise<Ensured>;
 
 /** Sleeps until all these jobs are finished or the timeout (30 s) has passed. The client must not be in a transaction. */
-export function waitResults<Result = Json>(
+export function waitResults<Result = unknown>(
   client: Queryable, ids: string[], timeout?: Interval,
 ): Promise<{ status: Status; result: Result | null }[]>;
 
@@ -331,7 +373,7 @@ export function waitResults<Result = Json>(
 export function createPool(connection: Connection, options?: PoolConfig): Pool;
 
 /** The job that a handler gets. */
-export interface Job<Payload = Json> {
+export interface Job<Payload = unknown, Kind extends string | null = string | null> {
   readonly queue: string;
   readonly id: string;
   /** Fencing token of this attempt. It is larger than the token of any earlier attempt. */
@@ -342,7 +384,7 @@ export interface Job<Payload = Json> {
   readonly headers: Record<string, Json>;
   readonly key: string | null;
   readonly groupKey: string | null;
-  readonly kind: string | null;
+  readonly kind: Kind;
   /** Data that the latest checkpoint stored, possibly in an earlier attempt; null if there is none. */
   readonly checkpoint: Json;
   readonly enqueuedAt: Date;
@@ -362,7 +404,7 @@ export interface Job<Payload = Json> {
    */
   awaitEvent<Event = Json>(name: string, timeout: Interval): Promise<{ arrived: true; payload: Event } | { arrived: false; payload: null }>;
   /** The jobs in dependsOn of this one. status is null if the parent was completed and deleted, in a queue that keeps no jobs. */
-  parents<Result = Json>(): Promise<{ id: string; queue: string | null; status: Status | null; result: Result | null }[]>;
+  parents<Q extends string = [Declared] extends [never] ? string : Declared>(): Promise<Parent<Q>[]>;
   /**
    * Calls another system, stores its response and returns it. Later attempts return the stored response. If an
    * attempt was lost between call and response, ask asks the other system; without ask, or if it returns undefined,
@@ -370,6 +412,10 @@ export interface Job<Payload = Json> {
    */
   step<T = Json>(name: string, call: (call: StepCall) => T | Promise<T>, options?: StepOptions<T>): Promise<T>;
 }
+
+/** A job in dependsOn of another. For a declared queue, queue tells the type of the result. */
+export type Parent<Q extends string = string> = Q extends string
+  ? { id: string; queue: Q | null; status: Status | null; result: ResultOf<Q> | null } : never;
 
 export interface StepCall {
   /** Idempotency key to send. It is the same in each attempt until the other system refuses the call. */
@@ -399,12 +445,25 @@ export interface HandlerClient extends ClientBase {
 }
 
 /** Gets the job and the client whose transaction completes it. The return value becomes the job's result. */
-export type Handler<Payload = Json, Result = Json> = (job: Job<Payload>, client: HandlerClient) => Result | Promise<Result>;
+export type Handler<Payload = unknown, Result = unknown> = (job: Job<Payload, any>, client: HandlerClient) => Result | Promise<Result>;
 /** Gets the job. The return value becomes the job's result. */
-export type OutsideHandler<Payload = Json, Result = Json> = (job: Job<Payload>) => Result | Promise<Result>;
+export type OutsideHandler<Payload = unknown, Result = unknown> = (job: Job<Payload, any>) => Result | Promise<Result>;
 
 /** Handlers by the kind of the job. The key '' is for jobs without a kind. A job of another kind is released for a while. */
 export type Handlers<H> = { readonly [kind: string]: H | Kind<H> };
+
+type AnyHandler<Client extends unknown[]> = (job: Job<any, any>, ...client: Client) => unknown;
+/** A job of a queue. If the queue has kinds, kind tells the type of the payload. */
+export type JobOf<Q> = [Kinds<Q>] extends [never] ? Job<PayloadOf<Q>> : { [K in keyof Kinds<Q>]: Job<PayloadOf<Q, K>, K extends '' ? null : K & string> }[keyof Kinds<Q>];
+type Returns<R> = unknown extends R ? unknown : R | Promise<R>;
+/** A handler of a declared queue: a function, or one per kind. */
+type DeclaredHandlers<Q, Client extends unknown[]> = ((job: JobOf<Q>, ...client: Client) => Returns<ResultOf<Q>>) | ([Kinds<Q>] extends [never] ? never : {
+  readonly [K in keyof Kinds<Q>]: OrKind<(job: Job<PayloadOf<Q, K>>, ...client: Client) => Returns<ResultOf<Q, K>>>;
+});
+type OrKind<H> = H | Kind<H>;
+/** The handler of a queue. P is the payload of a queue that is not declared. */
+type HandlersOf<Q, Client extends unknown[], P = unknown> = Q extends Declared ? DeclaredHandlers<Q, Client>
+  : ((job: Job<P>, ...client: Client) => unknown) | { readonly [kind: string]: OrKind<AnyHandler<Client>> };
 
 export interface Logger {
   info(text: string): void;
@@ -430,9 +489,9 @@ export interface Hooks {
   /** Called when an attempt has failed and the server has recorded it. */
   failed?(job: Job, failure: Failure): unknown;
   /** Called before the first claim, and awaited. If it throws, run rejects. */
-  started?(worker: Worker<any, any> | ClusterWorker<any, any>): unknown;
+  started?(worker: Worker<any> | ClusterWorker<any>): unknown;
   /** Called when all attempts have ended, and awaited. */
-  stopped?(worker: Worker<any, any> | ClusterWorker<any, any>, outcomes: Outcomes): unknown;
+  stopped?(worker: Worker<any> | ClusterWorker<any>, outcomes: Outcomes): unknown;
 }
 
 /** Options of one queue whose jobs have effects outside the database. */
@@ -447,6 +506,8 @@ export interface OutsideOptions {
   attach?: boolean;
   /** Delay for a job whose kind has no handler in this worker; a newer worker may have one. Default: 60. */
   unknownKind?: Interval;
+  /** Checks each payload before the handler gets it, and may change it. An attempt whose payload does not fit fails with the path of the field, and is retried. */
+  schema?: Schemas;
   /** Classes of errors after which no attempt can succeed: the job is dead at once. Default: none. */
   neverRetry?: readonly (abstract new (...args: any[]) => Error)[];
 }
@@ -492,32 +553,36 @@ export class Kind<H = any> {
 }
 
 /** How a worker runs the jobs of a queue: the changes of the handler and the completion of its job share a transaction. */
-export class Inside<Payload = Json, Result = Json> {
-  constructor(handler: Handler<Payload, Result> | Handlers<Handler<Payload, Result>>, options?: InsideOptions);
+export class Inside<H = any> {
+  constructor(handler: H, options?: InsideOptions);
+  readonly inside: H;
 }
 /** How a worker runs the jobs of a queue: each is completed after its handler has returned. For effects outside the database. */
-export class Outside<Payload = Json, Result = Json> {
-  constructor(handler: OutsideHandler<Payload, Result> | Handlers<OutsideHandler<Payload, Result>>, options?: OutsideOptions);
+export class Outside<H = any> {
+  constructor(handler: H, options?: OutsideOptions);
+  readonly outside: H;
 }
-/** Queues with their handlers. A function, or an object of functions by kind, means Inside. */
-export type QueueHandlers = { readonly [queue: string]: Inside<any, any> | Outside<any, any> | Handler<any, any> | Handlers<Handler<any, any>> };
+/** How a worker runs the jobs of a queue. A function, or an object of functions by kind, means Inside. */
+export type Way<Q extends string> = HandlersOf<Q, [client: HandlerClient], any> | Inside<HandlersOf<Q, [client: HandlerClient], any>> | Outside<HandlersOf<Q, [], any>>;
+/** Queues with their handlers. */
+export type Ways<Q extends string> = { readonly [N in Q]: N extends QueueName<N> ? Way<N> : never };
 
 /** Number of attempts by outcome: { committed: 3, retrying: 1 }. */
 export type Outcomes = Partial<Record<'committed' | 'retrying' | 'dead' | 'released' | 'waiting' | 'stale' | 'not_found' | 'lost', number>>;
 
-/** Payload and Result are the types of the queue's jobs. A handler of one kind can declare its own Job<...> instead. */
-export class Worker<Payload = Json, Result = Json> {
-  constructor(connection: Connection, queues: QueueHandlers, options?: QueuesWorkerOptions);
-  constructor(connection: Connection, queue: string, options?: WorkerOptions);
+export class Worker<Q extends string = string> {
+  constructor(connection: Connection, queues: Ways<Q>, options?: QueuesWorkerOptions);
+  constructor(connection: Connection, queue: QueueName<Q>, options?: WorkerOptions);
   /** Name of the queue; several names are joined by ', '. */
   readonly queue: string;
   readonly queues: string[];
   readonly name: string;
-  /** Runs jobs until SIGTERM, SIGINT or stop(). The handler's changes and the completion of its job share a transaction. A worker for several queues has its handlers already. */
+  /** Runs jobs until SIGTERM, SIGINT or stop(). A worker for several queues has its handlers already. */
   run(): Promise<Outcomes>;
-  run(handler: Handler<Payload, Result> | Handlers<Handler<Payload, Result>>): Promise<Outcomes>;
+  /** The handler's changes and the completion of its job share a transaction. */
+  run<P = unknown>(handler: HandlersOf<Q, [client: HandlerClient], P>): Promise<Outcomes>;
   /** Like run, for effects outside this database. */
-  runOutside(handler: OutsideHandler<Payload, Result> | Handlers<OutsideHandler<Payload, Result>>): Promise<Outcomes>;
+  runOutside<P = unknown>(handler: HandlersOf<Q, [], P>): Promise<Outcomes>;
   /** Stops claiming; running handlers have `grace` to finish. A second call ends the grace period. */
   stop(): void;
 }
@@ -536,24 +601,22 @@ export interface ClusterWorkerOptions extends Omit<WorkerOptions, 'waitConnectio
  * there; user, password and TLS settings also apply to the shards. `concurrency` is the total for all shards.
  * The changes of a handler of run are committed on the shard that holds the job.
  */
-export class ClusterWorker<Payload = Json, Result = Json> {
-  constructor(router: Connection, queue: string, options?: ClusterWorkerOptions);
+export class ClusterWorker<Q extends string = string> {
+  constructor(router: Connection, queue: QueueName<Q>, options?: ClusterWorkerOptions);
   readonly queue: string;
   readonly name: string;
-  run(handler: Handler<Payload, Result> | Handlers<Handler<Payload, Result>>): Promise<Outcomes>;
-  runOutside(handler: OutsideHandler<Payload, Result> | Handlers<OutsideHandler<Payload, Result>>): Promise<Outcomes>;
+  run<P = unknown>(handler: HandlersOf<Q, [client: HandlerClient], P>): Promise<Outcomes>;
+  runOutside<P = unknown>(handler: HandlersOf<Q, [], P>): Promise<Outcomes>;
   stop(): void;
 }
 
 /** Runs the jobs that are ready, then returns. For tests of an application, and for cron. */
-export function drain(connection: Connection, queues: QueueHandlers, options?: QueuesWorkerOptions): Promise<Outcomes>;
-export function drain<Payload = Json, Result = Json>(
-  connection: Connection, queue: string, handler: Handler<Payload, Result> | Handlers<Handler<Payload, Result>>,
-  options?: WorkerOptions & { outside?: false },
+export function drain<Q extends string>(connection: Connection, queues: Ways<Q>, options?: QueuesWorkerOptions): Promise<Outcomes>;
+export function drain<Q extends string, P = unknown>(
+  connection: Connection, queue: QueueName<Q>, handler: HandlersOf<Q, [client: HandlerClient], P>, options?: WorkerOptions & { outside?: false },
 ): Promise<Outcomes>;
-export function drain<Payload = Json, Result = Json>(
-  connection: Connection, queue: string, handler: OutsideHandler<Payload, Result> | Handlers<OutsideHandler<Payload, Result>>,
-  options: WorkerOptions & { outside: true },
+export function drain<Q extends string, P = unknown>(
+  connection: Connection, queue: QueueName<Q>, handler: HandlersOf<Q, [], P>, options: WorkerOptions & { outside: true },
 ): Promise<Outcomes>;
 
 /** An error of idemq, with its SQLSTATE. */

@@ -164,3 +164,34 @@ test('a drain gives its claims the name of a worker', async () => {
   await drain(connection, q, handler);
   assert.deepEqual(names, [`node ${process.pid}`, `node ${process.pid}`]);
 });
+
+test('schema: payloads are checked when they are enqueued, and before the handler', async () => {
+  const validate = (value) => (typeof value?.to === 'string' ? { value: { ...value, times: (value.times ?? 0) + 1 } } : { issues: [{ message: 'Expected string', path: ['to', { key: 0 }] }, { message: 'at all' }] });
+  const schema = { '~standard': { version: 1, vendor: 'test', validate } };
+  const later = { '~standard': { version: 1, vendor: 'test', validate: async (value) => validate(value) } };
+  const says = /^TypeError: the payload does not fit its schema: payload\.to\.0: Expected string; payload: at all$/;
+  const q = await queue(", retry_base => '1 h'");
+  await assert.rejects(enqueue(pool, q, { from: 1 }, { schema }), says);
+  await assert.rejects(enqueueMany(pool, q, [{ payload: { to: 'anna' } }, { payload: { to: 1 } }], { schema: later }), says);
+  await assert.rejects(enqueue(pool, q, 1, { kind: 'mail', schema: { mail: schema } }), says);
+  assert.deepEqual(await jobsOf(q), []);
+  await enqueue(pool, q, 1, { kind: 'other', schema: { mail: schema } });
+  const { id } = await enqueue(pool, q, { to: 'anna' }, { kind: 'mail', schema: later });
+  assert.deepEqual((await job(pool, id)).payload, { to: 'anna' }, 'what is stored is what was passed');
+  assert.throws(() => new Outside(() => {}, { schema: () => true }), /^TypeError: schema must be a Standard Schema/);
+  await assert.rejects(enqueue(pool, q, 1, { schema: 7 }), /^TypeError: schema must be a Standard Schema/);
+
+  for (const way of [(handler) => new Inside(handler, { schema }), (handler) => new Outside(handler, { schema: { '': later } }), (handler) => new Inside(handler, { batch: 3, schema: later })]) {
+    const own = await queue(", retry_base => '1 h'");
+    for (const payload of [{ to: 'anna' }, { to: 7 }]) await enqueue(pool, own, payload);
+    const seen = [];
+    let conflicts = 1;
+    const handler = async ({ payload }, db) => {
+      seen.push(payload);
+      if (db && conflicts-- > 0) throw Object.assign(new Error('again'), { code: '40001' });
+    };
+    assert.deepEqual(await drain(connection, { [own]: way(handler) }, { logger }), { committed: 1, retrying: 1 });
+    assert.match((await jobsOf(own))[1].last_error, says);
+    assert.ok(seen.length > 0 && seen.every((payload) => payload.to === 'anna' && payload.times === 1), JSON.stringify(seen)); // checked once, whenever it runs
+  }
+});

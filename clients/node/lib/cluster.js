@@ -253,12 +253,12 @@ export class ClusterWorker {
     return this.#name;
   }
 
-  /** @param {import('../index.js').Handler | import('../index.js').Handlers<import('../index.js').Handler>} handler */
+  /** @param {any} handler */
   async run(handler) {
     return this.#run(handler, (worker) => worker.run(handler));
   }
 
-  /** @param {import('../index.js').OutsideHandler | import('../index.js').Handlers<import('../index.js').OutsideHandler>} handler */
+  /** @param {any} handler */
   async runOutside(handler) {
     return this.#run(handler, (worker) => worker.runOutside(handler));
   }

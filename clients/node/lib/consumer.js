@@ -6,6 +6,7 @@ import { textOf } from './errors.js';
 import { Outside, singleHandler } from './handlers.js';
 import { Attempt } from './job.js';
 import { OutsideAttempts } from './outside.js';
+import { validated } from './schema.js';
 import { Transactions } from './transactions.js';
 
 /** @typedef {import('./connection.js').Session} Session */
@@ -18,6 +19,19 @@ import { Transactions } from './transactions.js';
  *   shardSlots: import('./handler-slots.js').ShardSlots | undefined, running: Set<Attempt>, counts: Record<string, number>,
  *   freed: (consumer: Consumer) => void, abandoned: (attempt: Attempt) => void, failed: (error: unknown) => void,
  * }} Shared pooled: whether there is a pooler, according to the options; freed: called when a slot is free again */
+
+/**
+ * The handler, with a check of its payload. A payload that does not fit fails the attempt like any error, because a newer worker may know it.
+ * @param {(job: import('./job.js').Job, ...more: any[]) => unknown} handler @param {import('../index.js').Schemas | undefined} schema
+ * @returns {(job: import('./job.js').Job, ...more: any[]) => unknown}
+ */
+function checked(handler, schema) {
+  if (schema === undefined) return handler;
+  return async (job, ...more) => {
+    job.payload = await validated(schema, job.kind, job.payload);
+    return handler(job, ...more);
+  };
+}
 
 export class Consumer {
   /** Number of slots in use. */
@@ -52,9 +66,9 @@ export class Consumer {
     this.stopping = shared.stopping;
     this.#shared = shared;
     this.#timeout = way.timeout * 1000;
-    const outside = way instanceof Outside;
+    const outside = (this.outside = way instanceof Outside);
     this.#attached = way.attach ?? (!outside && !shared.pooled);
-    const handler = shared.hooks.around(singleHandler(way.handler, way.unknownKind, shared.logger));
+    const handler = shared.hooks.around(checked(singleHandler(way.handler, way.unknownKind, shared.logger), way.schema));
     this.#mode = outside ? new OutsideAttempts(this, handler, shared.links) : new Transactions(this, handler, shared.slots);
   }
 
@@ -103,7 +117,7 @@ export class Consumer {
       const attempt = new Attempt(row, this.queue, {
         asked, lease: this.lease, timeout: this.#timeout, ofQueue: this.#timeoutOfQueue,
         ofKind: 1000 * (this.way.kind(row.kind)?.timeout ?? Infinity), link: this.#mode.link(),
-        strict: this.way instanceof Outside, warn: (text) => this.logger.warn(text),
+        strict: this.outside, warn: (text) => this.logger.warn(text),
       });
       attempt.leaseSession = this.#attachedTo(session);
       attempt.leaseSession?.attempts.add(attempt);

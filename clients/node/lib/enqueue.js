@@ -3,6 +3,7 @@
 import { checkClient, checkIds, checkName, optionalBoolean, optionalInteger, optionalInterval, optionalKey, optionalName, optionalObject, optionalTime, reject } from './arguments.js';
 import { textOf, typed } from './errors.js';
 import { ENQUEUE as OPTIONS, ENQUEUE_MANY as MANY_OPTIONS, NEW_JOB, checkOptions } from './options.js';
+import { checkSchema, validated } from './schema.js';
 import { inject } from './trace.js';
 
 const ENQUEUE = `SELECT id::text, outcome::text, status::text, result
@@ -53,11 +54,16 @@ export async function rows(client, text, values) {
   }
 }
 
-/** @type {typeof import('../index.js').enqueue} */
-export async function enqueue(client, queue, payload, options = {}) {
+/**
+ * @param {import('../index.js').Queryable} client @param {string} queue @param {unknown} payload
+ * @param {import('../index.js').EnqueueOptions} [options] @returns {Promise<any>}
+ */
+async function add(client, queue, payload, options = {}) {
   checkClient(client);
   checkName(queue, 'queue');
   checkOptions(options, OPTIONS, 'enqueue');
+  checkSchema(options.schema);
+  await validated(options.schema, options.kind, payload);
   const headers = inject(optionalObject(options.headers, 'headers'));
   const [enqueued] = await rows(client, ENQUEUE, [
     queue,
@@ -81,13 +87,18 @@ export async function enqueue(client, queue, payload, options = {}) {
   return (await withErrors(client, [enqueued]))[0];
 }
 
-/** @type {typeof import('../index.js').enqueueMany} */
-export async function enqueueMany(client, queue, jobs, options = {}) {
+/**
+ * @param {import('../index.js').Queryable} client @param {string} queue @param {readonly import('../index.js').NewJob[]} jobs
+ * @param {import('../index.js').EnqueueManyOptions} [options] @returns {Promise<any[]>}
+ */
+async function addMany(client, queue, jobs, options = {}) {
   checkClient(client);
   checkName(queue, 'queue');
   if (!Array.isArray(jobs)) reject('jobs', 'an array of jobs', jobs);
   checkOptions(options, MANY_OPTIONS, 'enqueueMany');
   jobs.forEach((job, n) => checkOptions(job, NEW_JOB, `job ${n}`));
+  checkSchema(options.schema);
+  for (const job of jobs) await validated(options.schema, job.kind, job.payload);
   if (jobs.length === 0) return [];
   /** A member of all jobs. @param {(job: any, what: (name: string) => string) => unknown} of */
   const all = (of) => jobs.map((job, n) => of(job, (name) => `${name} of job ${n}`));
@@ -114,6 +125,10 @@ export async function enqueueMany(client, queue, jobs, options = {}) {
     optionalName(options.onParentFailure, 'onParentFailure') ?? 'cancel',
   ]));
 }
+
+// Their types depend on the queue, which an implementation cannot express.
+export const enqueue = /** @type {typeof import('../index.js').enqueue} */ (/** @type {unknown} */ (add));
+export const enqueueMany = /** @type {typeof import('../index.js').enqueueMany} */ (/** @type {unknown} */ (addMany));
 
 /** @param {unknown} ids @param {string} what */
 function optionalIds(ids, what) {

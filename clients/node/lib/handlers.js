@@ -7,6 +7,7 @@ import { inspect, types } from 'node:util';
 import { optionalBoolean, optionalInterval, reject } from './arguments.js';
 import { Cancelled, Snooze } from './errors.js';
 import { INSIDE, KIND, OUTSIDE, checkOptions } from './options.js';
+import { checkSchema } from './schema.js';
 
 const maxKindsNamed = 1000;
 
@@ -34,6 +35,8 @@ class Way {
     this.attach = optionalBoolean(options.attach, 'attach') ?? undefined;
     this.lease = optionalInterval(options.lease, 'lease');
     this.neverRetry = neverRetry;
+    checkSchema(options.schema);
+    this.schema = options.schema;
   }
 
   /** What is set for a kind. @param {string | null} kind @returns {Kind | undefined} */
@@ -73,6 +76,7 @@ export class Inside extends Way {
   /** @param {any} handler @param {import('../index.js').InsideOptions} [options] */
   constructor(handler, options = {}) {
     super(handler, options, INSIDE);
+    this.inside = handler;
   }
 }
 
@@ -81,6 +85,7 @@ export class Outside extends Way {
   /** @param {any} handler @param {import('../index.js').OutsideOptions} [options] */
   constructor(handler, options = {}) {
     super(handler, options, OUTSIDE);
+    this.outside = handler;
   }
 }
 

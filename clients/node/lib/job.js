@@ -189,6 +189,7 @@ export class Attempt {
     this.arrived = [];
     this.unlocked = !transaction.touched;
     // A checkpoint that was saved in a transaction that has been rolled back does not count.
+    this.job.payload = this.row.payload; // a schema may have changed it
     this.job.checkpoint = this.stored === undefined ? this.row.checkpoint : JSON.parse(this.stored);
   }
 

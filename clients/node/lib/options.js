@@ -8,12 +8,13 @@ export const MESSAGE = { delay: true, runAt: true, priority: true, groupKey: tru
 /** @type {Names<import('../index.js').EnqueueOptions>} */
 export const ENQUEUE = {
   ...MESSAGE, key: true, keyTtl: true, onDuplicate: true, nowait: true, maxWait: true, dependsOn: true, onParentFailure: true,
+  schema: true,
 };
 
 /** @type {Names<import('../index.js').NewJob>} */
 export const NEW_JOB = { ...MESSAGE, payload: true, key: true, keyTtl: true };
 /** @type {Names<import('../index.js').EnqueueManyOptions>} */
-export const ENQUEUE_MANY = { onDuplicate: true, nowait: true, maxWait: true, dependsOn: true, onParentFailure: true };
+export const ENQUEUE_MANY = { onDuplicate: true, nowait: true, maxWait: true, dependsOn: true, onParentFailure: true, schema: true };
 
 /** @type {Names<import('../index.js').ScheduleOptions>} */
 export const SCHEDULE = { timeZone: true, priority: true, groupKey: true, maxAttempts: true, headers: true, expiresIn: true, kind: true };
@@ -22,7 +23,7 @@ export const RESCHEDULE = { runAt: true, priority: true };
 /** @type {Names<import('../index.js').ExpectedJob>} */
 export const EXPECTED_JOB = { payload: true, key: true, kind: true, times: true };
 
-const { nowait: _, ...member } = ENQUEUE;
+const { nowait: _, schema: __, ...member } = ENQUEUE;
 /** @type {Names<import('../index.js').GraphJob>} */
 export const GRAPH_JOB = { ...member, queue: true, payload: true };
 
@@ -48,7 +49,7 @@ export const HANDLER = { workers: true, batch: true, maxIdle: true };
 export const STEP = { request: true, callTimeout: true, ask: true };
 
 /** @type {Names<import('../index.js').OutsideOptions>} */
-export const OUTSIDE = { concurrency: true, lease: true, timeout: true, attach: true, unknownKind: true, neverRetry: true };
+export const OUTSIDE = { concurrency: true, lease: true, timeout: true, attach: true, unknownKind: true, neverRetry: true, schema: true };
 /** @type {Names<import('../index.js').InsideOptions>} */
 export const INSIDE = { ...OUTSIDE, batch: true };
 /** @type {Names<import('../index.js').KindOptions>} */
