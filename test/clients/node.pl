@@ -3,7 +3,7 @@
 # Tests that need npm, a second server or real time are in node_slow.pl.
 # expects in log: \] XX[0-9A-Z]{3} .*canceling the wait for synchronous
 # takes long
-# at least 101 assertions
+# at least 145 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -21,7 +21,8 @@ use Test::More;
 plan skip_all => 'no node-pg' unless $ENV{IDEMQ_NODE_MODULES};
 
 my $json = JSON::PP->new->canonical;
-my $node = new_server('node', 'idemq.worker' => 'on', max_connections => 60);
+# Each database has a worker of idemq.
+my $node = new_server('node', 'idemq.worker' => 'on', max_connections => 60, max_worker_processes => 20);
 my $app = folder('app', glob "$FindBin::RealBin/node_*.mjs");
 
 workers_of($node, $app);
