@@ -38,7 +38,7 @@ sub node_tests
 }
 
 node_tests('node_modules/idemq/test/unit.test.js', 17);
-foreach ([ 'run', 13 ], [ 'steps', 13 ], [ 'queues', 7 ], [ 'manage', 7 ], [ 'failures', 7 ], [ 'cancel', 5 ], [ 'api', 27 ])
+foreach ([ 'run', 13 ], [ 'steps', 13 ], [ 'queues', 8 ], [ 'manage', 7 ], [ 'failures', 7 ], [ 'cancel', 5 ], [ 'api', 27 ])
 {
 	my ($name, $least) = @$_;
 

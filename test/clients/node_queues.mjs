@@ -50,6 +50,32 @@ test('queues with handlers of every kind', async () => {
   assert.deepEqual(await drain(connection, { [second]: () => {}, [first]: (job, db) => enqueue(db, second, 1).then(() => {}) }), { committed: 2 });
 });
 
+test('a drain notices a job that was added after its last claim, but before the answer', async () => {
+  const { Session } = await import(new URL('lib/connection.js', import.meta.resolve('idemq/package.json')));
+  const [adds, gets] = [await queue('', 1), await queue()];
+  const { opened: claimed, open: claim } = gate();
+  const { send } = Session.prototype;
+  // Holds the answer to the first claim of the second queue until the job of the first has ended.
+  Session.prototype.send = async function (steps) {
+    const answer = await send.call(this, steps);
+    if (steps[0].name === 'idemq_claim' && steps[0].values[0] === gets) {
+      claim();
+      await until(async () => (await jobsOf(adds))[0].status === 'completed');
+      await new Promise((resolve) => setTimeout(resolve, 50));
+    }
+    return answer;
+  };
+  try {
+    const handler = async (_, db) => {
+      await claimed;
+      await enqueue(db, gets, 1);
+    };
+    assert.deepEqual(await drain(connection, { [adds]: handler, [gets]: () => {} }), { committed: 2 });
+  } finally {
+    Session.prototype.send = send;
+  }
+});
+
 test('what is refused', async () => {
   const handler = () => {};
   const queues = { a: handler };

@@ -65,6 +65,8 @@ export class Worker {
   /** Queues for which the worker sleeps. @type {Consumer[]} */
   #sleepers = [];
   #changed = () => {};
+  /** How often a slot has become free. */
+  #ends = 0;
   #heartbeatNow = () => {};
   /** Whether to send heartbeats at once, because an attempt may have ended. */
   #told = false;
@@ -280,10 +282,12 @@ export class Worker {
   /** Claims jobs for the free slots of a queue. @param {Consumer} consumer */
   async #claimFor(consumer) {
     if (this.#stop.signal.aborted) return;
+    const ends = this.#ends;
     try {
       const attempts = await this.#acquireSlots(consumer, (slots) => this.#claim(consumer, slots * consumer.batch));
       consumer.known = true;
-      consumer.empty = attempts.length === 0;
+      // In a drain, a job that has ended meanwhile may have added jobs after the claim.
+      consumer.empty = attempts.length === 0 && (!this.#options.once || ends === this.#ends);
       while (attempts.length > 0) consumer.start(attempts.splice(0, consumer.batch));
     } catch (error) {
       if (this.#stop.signal.aborted) return;
@@ -303,6 +307,7 @@ export class Worker {
 
   /** Called when a slot of a queue is free again. @param {Consumer} consumer */
   #freed(consumer) {
+    this.#ends++;
     // In a drain, the job may have added jobs to other queues, and the worker does not sleep in the server.
     if (this.#options.once) this.#consumers.forEach((each) => (each.empty = false));
     if (this.#sleepers.includes(consumer)) return;
