@@ -56,7 +56,7 @@ from ._job import AsyncJob, Event, Job, Parent, StepCall
 from ._links import AsyncLink, ThreadLink
 from ._options import Options
 from ._producer import Enqueued, enqueue
-from ._run import Run
+from ._run import QueueSetup, Run
 from .errors import (
     AlreadyCommitted,
     Dead,
@@ -210,7 +210,7 @@ class _Worker:
         self._of_this_process()
         self._stopped = True
         if self._running is not None:
-            self._running._loop.call_soon_threadsafe(self._running.stop)
+            self._running.loop.call_soon_threadsafe(self._running.stop)
 
     def _of_this_process(self) -> None:
         if os.getpid() != self._process:
@@ -223,7 +223,7 @@ class _Worker:
         self, make_executor: Callable[[Options, bool], Executor], handler: Callable[..., Any], once: bool
     ) -> Union[Run, ClusterRun]:
         options = self._options
-        return Run(options, [make_executor(options, not once) for _ in range(options.concurrency)], handler, once)
+        return Run([QueueSetup(options, [make_executor(options, not once) for _ in range(options.concurrency)], handler)], once)
 
     async def _work(
         self,

@@ -27,7 +27,7 @@ from ._executors import Executor
 from ._handler_slots import ShardSlots, SlotPool
 from ._links import ANSWER_TIMEOUT, Address, AnswerLost, AsyncLink
 from ._options import Options
-from ._run import Run
+from ._run import QueueSetup, Run
 from .errors import sqlstate
 
 log = logging.getLogger("idemq")
@@ -167,7 +167,7 @@ class ClusterRun:
         once: bool,
     ) -> None:
         assert isinstance(options.dsn, str)
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._options = options
         self._home = home
         self._roam = roam
@@ -184,7 +184,7 @@ class ClusterRun:
 
     async def main(self) -> Counter[str]:
         """Runs until it is told to stop, or no shard has anything to do.  Returns the number of attempts by outcome."""
-        with _signals.stop_on_signals(self._loop, self._options.signals, self.stop):
+        with _signals.stop_on_signals(self.loop, self._options.signals, self.stop):
             return await self._main()
 
     async def _main(self) -> Counter[str]:
@@ -259,9 +259,7 @@ class ClusterRun:
         options = replace(self._options, dsn=shard, signals=False, where=f"shard {shard.number}")
         executors = [self._make_executor(options, not self._once) for _ in range(options.concurrency)]
         run = Run(
-            options,
-            executors,
-            self._handler,
+            [QueueSetup(options, executors, self._handler)],
             self._once,
             ShardSlots(self._pool, home),
             lambda error: self._refused(shard.number, error),

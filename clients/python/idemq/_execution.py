@@ -158,9 +158,13 @@ class Execution:
         """Raises if a handler would begin its transaction after the attempt is over."""
         if self.end_reason is None and time.monotonic() < self.lease_until:
             return
-        why = "time" if self._run.time_is_over(self, time.monotonic()) else "cut off"
+        why = "time" if self.time_is_over(time.monotonic()) else "cut off"
         self._run.call_loop(self.request_end, why)
         raise StaleToken(f"the attempt has ended ({END_REASONS[self.end_reason or why]}), so its connection accepts no more statements")
+
+    def time_is_over(self, now: float) -> bool:
+        """Whether its lease has ended because of the queue's job_timeout."""
+        return self._run.time_is_over(self, now)
 
     def own_limit(self, conn: Any) -> Optional[float]:
         """Seconds within which the worker's statements on a handler's connection must be answered.  None means that the worker asks the

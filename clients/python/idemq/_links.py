@@ -39,6 +39,8 @@ from .errors import said, sqlstate
 
 log = logging.getLogger("idemq")
 
+LOCK_TIMEOUT = "1s"
+"""How long a statement may wait for a lock on a link with limits_locks."""
 ANSWER_TIMEOUT = 10.0
 """Seconds within which the worker's own statements must be answered."""
 
@@ -271,6 +273,8 @@ class Link(Generic[Conn]):
         """Called with the process of the session when a connection was given up because the server did not answer."""
         self._retry_connect = retry_connect
         self._needs_idemq = needs_idemq
+        self.limits_locks = False
+        """Whether no statement may wait for a lock for longer than LOCK_TIMEOUT, because other statements wait for the link."""
         self.worker = ""
         """Identifies the worker's process in its sessions; empty if this is not the link of a worker."""
         self._ask_lock = asyncio.Lock()
@@ -439,7 +443,16 @@ class AsyncLink(Link[AsyncConnection[Any]]):
     """A link with an AsyncConnection."""
 
     async def _connect(self, dsn: str) -> tuple[AsyncConnection[Any], SessionInfo]:
-        return await connect_async(dsn, self._needs_idemq, self.worker)
+        conn, info = await connect_async(dsn, self._needs_idemq, self.worker)
+        if self.limits_locks and info.direct:
+            assert isinstance(conn, AsyncHandlersConnection)
+            try:
+                with by_worker(), conn.limited(ANSWER_TIMEOUT):
+                    await conn.execute("SELECT pg_catalog.set_config('lock_timeout', %s, false)", (LOCK_TIMEOUT,))
+            except BaseException:
+                sever(conn)
+                raise
+        return conn, info
 
     async def _execute(self, conn: AsyncConnection[Any], sql: str, values: Sequence[Any]) -> list[Row]:
         with by_worker():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Optional, Union
 
@@ -28,3 +29,8 @@ class Options:
     hooks: Hooks = Hooks()
     where: str = "server"
     """Name of its server in the log."""
+
+    @property
+    def worker_name(self) -> str:
+        """Name of the worker in claims and in idemq.workers."""
+        return self.name or f"python {os.getpid()}"
