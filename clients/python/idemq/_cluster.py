@@ -23,11 +23,9 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from . import _signals
-from ._executors import Executor
 from ._handler_slots import ShardSlots, SlotPool
 from ._links import ANSWER_TIMEOUT, Address, AnswerLost, AsyncLink
-from ._options import Options
-from ._run import QueueSetup, Run
+from ._run import QueueSetup, Run, Setup
 from .errors import sqlstate
 
 log = logging.getLogger("idemq")
@@ -158,21 +156,18 @@ class ClusterRun:
 
     def __init__(
         self,
-        options: Options,
+        setup: Setup,
         home: Optional[Collection[int]],
         roam: bool,
         shard_options: str,
-        make_executor: Callable[[Options, bool], Executor],
-        handler: Callable[..., Any],
         once: bool,
     ) -> None:
+        options, self._make_executor, self._handler = setup
         assert isinstance(options.dsn, str)
         self.loop = asyncio.get_running_loop()
         self._options = options
         self._home = home
         self._roam = roam
-        self._make_executor = make_executor
-        self._handler = handler
         self._once = once
         self._map = ShardMap(options.dsn, shard_options, not once)
         self._pool = SlotPool(options.concurrency)

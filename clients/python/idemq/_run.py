@@ -57,6 +57,14 @@ _WAIT_ANY = "CALL idemq.wait_any(%s, %s)"
 _SETTINGS = "SELECT extract(epoch FROM job_timeout)::float8 FROM idemq.queues WHERE name = %s"
 
 
+class Setup(NamedTuple):
+    """A queue of a worker."""
+
+    options: Options
+    make_executor: Callable[[Options, bool], Executor]
+    handler: Callable[..., Any]
+
+
 class QueueSetup(NamedTuple):
     """A queue of a run."""
 

@@ -69,7 +69,7 @@ class WorkerReport:
             await asyncio.shield(self._link.ask(_REPORT_WORKER, [*self._about, list(jobs), done, stopping, list(end_waits)]))
             self._reported = True
             self._stopping = stopping
-        except (AnswerLost, OSError):
+        except (AnswerLost, OSError, psycopg.errors.LockNotAvailable):
             pass  # the code that needs the connection logs the error
         except psycopg.Error:
             return REPORT_AFTER_REFUSAL
