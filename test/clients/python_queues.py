@@ -147,6 +147,7 @@ class Queues(Client):
                 begun.set()
                 self.until_set(go_on)
 
+        self.set_seconds("LONGEST_WAIT", 3600, idemq._run)
         self.start_worker({self.a: waits, self.b: Outside(self.note), self.c: self.note})
         long, behind = self.add_to(self.a, "long", "behind")
         self.until_set(begun)
@@ -157,7 +158,8 @@ class Queues(Client):
         go_on.set()
         self.completed(long, behind)
         self.until(SLEEPS)
-        self.completed(*self.add_to(self.a, "after"), *self.add_to(self.c, "after"))
+        for queue in (self.a, self.c):
+            self.completed(*self.add_to(queue, "after"))
 
     def test_a_round_goes_through_all_queues(self):
         """A queue that always has work, and idle executors, is never looked at twice before another one that has them."""
@@ -249,12 +251,25 @@ class Queues(Client):
             self.assertEqual(stop(), {"committed": 4})
 
     def test_through_a_pooler(self):
-        """The wait cannot be ended there, but a queue with an idle executor is looked at at once."""
-        proxy = Counting(pooler=True)
-        stop = self.start_worker({self.a: self.note, self.b: Outside(self.note)}, dsn=proxy.dsn())
-        self.until(SLEEPS)
-        for queue in (self.a, self.b, self.a):
-            self.completed(*self.add_to(queue, 1))
+        """A wait cannot be ended there, but a queue with an idle executor is looked at at once."""
+        begun, go_on = threading.Event(), threading.Event()
+
+        def waits(job, conn):
+            begun.set()
+            self.until_set(go_on)
+
+        # A commit claims nothing, so the second job needs a claim of the dispatcher.
+        patched = unittest.mock.patch.object(idemq._run.QueueRun, "may_claim", lambda queue: False)
+        with patched, unittest.mock.patch.object(idemq._run, "POOLED_WAIT", 3600.0):
+            stop = self.start_worker({self.a: waits, self.b: Outside(self.note)}, dsn=Counting(pooler=True).dsn())
+            self.until(SLEEPS)
+            jobs = self.add_to(self.a, 1)
+            self.until_set(begun)
+            self.until(SLEEPS)  # for the other queue
+            jobs += self.add_to(self.a, 2)
+            go_on.set()
+            self.completed(*jobs)
+        self.completed(*self.add_to(self.b, 3))  # ends the long wait
         self.assertEqual(stop(), {"committed": 3})
 
     def test_sessions_that_end(self):

@@ -29,7 +29,7 @@ def optional_text(name: str, value: Any) -> Optional[str]:
 def queue_argument(value: Any) -> str:
     """The name of one queue."""
     if isinstance(value, (list, tuple, set, frozenset)):
-        raise _refuse("queue", "the name of one queue as a str", value, ": make a separate call or worker for each queue")
+        raise _refuse("queue", "the name of one queue as a str", value, ": make a separate call for each queue, or give a worker a dict of handlers by queue")
     if not isinstance(value, str):
         raise _refuse("queue", "the name of a queue as a str", value)
     return str.__str__(value)

@@ -150,8 +150,7 @@ class AttemptRunner:
         """How many times in a row this happened.  Nothing is claimed before claims_paused_until."""
         self.claims_paused_until = 0.0
         self._loads = _pipeline.loads()
-        self.lease = _text_of_interval(options.lease)
-        """Length of the leases as text of an interval; None means the queue's setting."""
+        self._lease = _text_of_interval(options.lease)
         self._transacts = executors[0].link is not None
         self.at_once = options.batch if self._transacts else 1
         """Maximum number of jobs that an executor has at a time."""
@@ -173,7 +172,7 @@ class AttemptRunner:
     def claims(self, link: Link[Any], most: int) -> _pipeline.Values:
         """Parameters of a statement that claims, after the jobs that it ends."""
         options = self.options
-        values = options.queue, str(most), self.lease, options.worker_name, "t" if self._attach(link) else "f"
+        values = options.queue, str(most), self._lease, options.worker_name, "t" if self._attach(link) else "f"
         return [None if value is None else value.encode() for value in values]
 
     @staticmethod

@@ -50,7 +50,8 @@ SETTINGS_MAX_AGE = 60.0
 LISTEN_AFTER = 0.01
 """Seconds that a job runs before the worker listens for the end of its attempt, so that short jobs cost nothing extra."""
 
-_HEARTBEAT = "SELECT token, outcome::text FROM idemq.heartbeat_many(%s, %s, %s::interval, end_waits => '{}')"
+# Each lease is extended by the length that it has had since the claim.
+_HEARTBEAT = "SELECT token, outcome::text FROM idemq.heartbeat_many(%s, %s, NULL, end_waits => '{}')"
 _END_WAIT = "SELECT token, outcome::text FROM idemq.heartbeat_many('{}', '{}', NULL, end_waits => ARRAY[%s::int])"
 _WAIT = "CALL idemq.wait(%s, %s)"
 _WAIT_ANY = "CALL idemq.wait_any(%s, %s)"
@@ -599,21 +600,19 @@ class Run:
                     job._heartbeat_at = time.monotonic() + job._lease / 3
 
     async def _send_heartbeat(self) -> None:
-        """Sends one statement for the jobs of each length of lease."""
-        lengths: dict[Optional[str], list[BaseJob]] = {}
-        for job in list(self.shared.leased.values()):
-            lengths.setdefault(self.queues[job.queue].lease, []).append(job)
-        for lease, jobs in lengths.items():
-            asked_at = time.monotonic()
-            for token, outcome in await self.shared.control.ask(_HEARTBEAT, ([job.id for job in jobs], [job.token for job in jobs], lease)):
-                leased = self.shared.leased.get(token)
-                if leased is None:
-                    continue  # the attempt has ended meanwhile
-                if outcome == "current":
-                    leased._renew_lease(asked_at)
-                else:
-                    leased._being_cancelled = outcome == "cancelled"
-                    self._lose_lease(leased, {"expired": "time", "cancelled": "cancelled"}.get(outcome, "lost"))
+        jobs = list(self.shared.leased.values())
+        if not jobs:
+            return
+        asked_at = time.monotonic()
+        for token, outcome in await self.shared.control.ask(_HEARTBEAT, ([job.id for job in jobs], [job.token for job in jobs])):
+            job = self.shared.leased.get(token)
+            if job is None:
+                continue  # the attempt has ended meanwhile
+            if outcome == "current":
+                job._renew_lease(asked_at)
+            else:
+                job._being_cancelled = outcome == "cancelled"
+                self._lose_lease(job, {"expired": "time", "cancelled": "cancelled"}.get(outcome, "lost"))
 
     def _lose_lease(self, job: BaseJob, why: str) -> None:
         self.shared.leased.pop(job.token, None)
