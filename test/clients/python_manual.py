@@ -39,6 +39,7 @@ class Manual(Client):
         for queue in ("charges", "sums"):
             self.sql("SELECT idemq.drop_queue(name, force => true) FROM idemq.queues WHERE name = %s", queue)
             self.sql("SELECT idemq.create_queue(%s, lease => '1 h')", queue)
+            self.addCleanup(self.sql, "SELECT idemq.drop_queue(%s, force => true)", queue)
         manual.order(DSN)
         idemq.enqueue(self.conn, "charges", {"amount": 5})
         manual.test_all(DSN)

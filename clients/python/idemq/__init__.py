@@ -53,9 +53,25 @@ from ._flows import (
 from ._handlers import Handlers, single_handler
 from ._hooks import Failure, Hooks, call_hook, call_hook_safely, checked_hooks
 from ._job import AsyncJob, Event, Job, Parent, StepCall
+from ._jobs import (
+    JobInfo,
+    advance_clock,
+    assert_enqueued,
+    cancel,
+    job,
+    make_due,
+    pause,
+    reschedule,
+    result,
+    resume,
+    retry,
+    schedule,
+    unschedule,
+    why,
+)
 from ._links import AsyncLink, ThreadLink
 from ._options import Options, QueueOptions, WorkerOptions, options_of
-from ._producer import Enqueued, enqueue
+from ._producer import Enqueued, NewJob, enqueue, enqueue_many
 from ._queues import Inside, Outside, QueueHandler, checked_queues, queue_options
 from ._run import QueueSetup, Run, Setup
 from .errors import (
@@ -99,8 +115,10 @@ __all__ = [
     "InGraph",
     "Inside",
     "Job",
+    "JobInfo",
     "Key",
     "KeyReused",
+    "NewJob",
     "NoSuchJob",
     "NoSuchQueue",
     "Outside",
@@ -117,22 +135,36 @@ __all__ = [
     "StepCall",
     "Waiting",
     "Worker",
+    "advance_clock",
+    "assert_enqueued",
+    "cancel",
     "cancel_many",
     "cancel_matching",
     "drain",
     "drain_async",
     "enqueue",
     "enqueue_graph",
+    "enqueue_many",
     "enqueue_sequenced",
     "ensure_handler",
     "ensure_queue",
     "ensure_topic",
     "flow",
+    "job",
+    "make_due",
+    "pause",
     "pause_group",
     "publish",
+    "reschedule",
+    "result",
+    "resume",
     "resume_group",
+    "retry",
+    "schedule",
     "send_event",
+    "unschedule",
     "wait_results",
+    "why",
 ]
 
 
@@ -186,9 +218,7 @@ class _Worker:
         self._handlers: Optional[dict[str, Union[Inside, Outside]]] = None
         if isinstance(queue, Mapping):
             self._handlers = self._several(queue)
-            self._queues = tuple(self._handlers)
-        else:
-            self._queues = (queue_argument(queue),)
+        self._queues: tuple[str, ...] = tuple(self._handlers or [queue_argument(queue)])
         if seconds_argument("grace", grace) < 0:
             raise ValueError("grace must be at least 0 seconds")
         bool_argument("signals", signals)

@@ -224,6 +224,7 @@ async def connect_async(dsn: str, needs_idemq: bool = True, worker: str = "") ->
         try:
             timeout = float(params.get("connect_timeout") or ANSWER_TIMEOUT) + 1
             conn = await asyncio.wait_for(AsyncHandlersConnection.connect(autocommit=True, **params), timeout)
+            assert isinstance(conn, AsyncHandlersConnection)
             with conn.limited(ANSWER_TIMEOUT):
                 row = await (await conn.execute(_SESSION_INFO, _session_values(conn, worker))).fetchone()
             assert row is not None
@@ -457,7 +458,7 @@ class AsyncLink(Link[AsyncConnection[Any]]):
     async def _execute(self, conn: AsyncConnection[Any], sql: str, values: Sequence[Any]) -> list[Row]:
         with by_worker():
             cursor = conn.cursor(row_factory=tuple_row, binary=True)
-            await cursor.execute(sql, values)
+            await cursor.execute(sql.encode(), values)
             return await cursor.fetchall() if cursor.description else []
 
     async def _exchange(self, conn: AsyncConnection[Any], steps: Sequence[_pipeline.Step]) -> list[str]:
@@ -478,7 +479,7 @@ class ThreadLink(Link[Connection[Any]]):
     async def _execute(self, conn: Connection[Any], sql: str, values: Sequence[Any]) -> list[Row]:
         def execute() -> list[Row]:
             with by_worker(), conn.cursor(row_factory=tuple_row, binary=True) as cursor:
-                return cursor.execute(sql, values).fetchall()
+                return cursor.execute(sql.encode(), values).fetchall()
 
         return await in_thread(execute)
 
