@@ -50,7 +50,7 @@ from ._flows import (
     send_event,
     wait_results,
 )
-from ._handlers import Handlers, single_handler
+from ._handlers import Handlers, Kind, single_handler
 from ._hooks import Failure, Hooks, call_hook, call_hook_safely, checked_hooks
 from ._job import AsyncJob, Event, Job, Parent, StepCall
 from ._jobs import (
@@ -73,7 +73,7 @@ from ._links import AsyncLink, ThreadLink
 from ._options import Options, QueueOptions, WorkerOptions, options_of
 from ._producer import Enqueued, NewJob, enqueue, enqueue_many
 from ._queues import Inside, Outside, QueueHandler, checked_queues, queue_options
-from ._run import QueueSetup, Run, Setup
+from ._run import Run, Setup
 from .errors import (
     AlreadyCommitted,
     Dead,
@@ -118,6 +118,7 @@ __all__ = [
     "JobInfo",
     "Key",
     "KeyReused",
+    "Kind",
     "NewJob",
     "NoSuchJob",
     "NoSuchQueue",
@@ -189,6 +190,8 @@ class _Worker:
         attach: Optional[bool] = None,
         signals: bool = True,
         unknown_kind: Delay = 60,
+        never_retry: Sequence[type[BaseException]] = (),
+        give_up_after: Optional[float] = None,
         hooks: Union[Hooks, Mapping[str, Callable[..., Any]], None] = None,
     ) -> None:
         """Create a worker.  It connects to nothing until it runs.
@@ -200,6 +203,7 @@ class _Worker:
         wait_dsn: direct connection to the server for the session that waits, if dsn goes through a pooler.
         grace: seconds that running handlers have after SIGTERM or stop().
         signals: whether SIGTERM and SIGINT drain the worker.
+        give_up_after: seconds without a connection after which run() raises the error of the last attempt to connect; None means never.
         hooks: functions to call around each attempt, after a failure, at the start and at the end.
 
         These options belong to a queue, so with a dict they are arguments of Inside and Outside:
@@ -210,11 +214,12 @@ class _Worker:
         timeout: maximum duration of an attempt in seconds, if the queue has no job_timeout.
         attach: whether leases also end when the session ends; None means True in run(), if the session is the worker's own.
         unknown_kind: delay for a job whose kind has no handler in this worker.
+        never_retry: exception classes.  An attempt that fails with one of them makes the job dead at once.
 
         Raises TypeError for an argument of the wrong type, and ValueError for a number out of range.
         """
         text_argument("router" if isinstance(self, _OverShards) else "dsn", dsn)
-        self._own = queue_options(concurrency, batch, lease, timeout, attach, unknown_kind)
+        self._own = queue_options(concurrency, batch, lease, timeout, attach, unknown_kind, never_retry)
         self._handlers: Optional[dict[str, Union[Inside, Outside]]] = None
         if isinstance(queue, Mapping):
             self._handlers = self._several(queue)
@@ -222,8 +227,10 @@ class _Worker:
         if seconds_argument("grace", grace) < 0:
             raise ValueError("grace must be at least 0 seconds")
         bool_argument("signals", signals)
+        if give_up_after is not None and seconds_argument("give_up_after", give_up_after) <= 0:
+            raise ValueError("give_up_after must be greater than 0 seconds")
         self._options = WorkerOptions(
-            dsn, optional_text("name", name), optional_text("wait_dsn", wait_dsn), grace, signals,
+            dsn, optional_text("name", name), optional_text("wait_dsn", wait_dsn), grace, signals, give_up_after,
             checked_hooks(hooks, self._coroutines, type(self).__name__, self._other),
         )  # fmt: skip
         self._process = os.getpid()
@@ -266,7 +273,7 @@ class _Worker:
             )
 
     def _make_run(self, setups: Sequence[Setup], once: bool) -> Union[Run, ClusterRun]:
-        return Run([QueueSetup(options, [make(options, not once) for _ in range(options.concurrency)], handler) for options, make, handler in setups], once)
+        return Run([setup.with_executors(setup.options, not once) for setup in setups], once)
 
     async def _work(self, handler: Any, once: bool, outside: bool, caller: str) -> dict[str, int]:
         self._of_this_process()
@@ -277,6 +284,7 @@ class _Worker:
                 options_of(self._options, queue, each.options),
                 self._executor(isinstance(each, Inside)),
                 single_handler(each.handler, each.options.unknown_kind, self._coroutines, type(self).__name__, self._other, isinstance(each, Outside)),
+                {kind: own for kind, own in each.handler.items() if isinstance(own, Kind)} if isinstance(each.handler, Mapping) else None,
             )
             for queue, each in self._handlers_for(handler, outside, caller).items()
         ]
@@ -324,7 +332,7 @@ class Worker(_Worker):
     def run(
         self,
         handler: Union[
-            Callable[[Job, Connection[Any]], Any], Mapping[Optional[str], Callable[[Job, Connection[Any]], Any]], None
+            Callable[[Job, Connection[Any]], Any], Mapping[Optional[str], Union[Callable[[Job, Connection[Any]], Any], Kind]], None
         ] = None,
     ) -> dict[str, int]:
         """Run jobs until SIGTERM, SIGINT or stop().  Returns the number of attempts by outcome.
@@ -337,7 +345,7 @@ class Worker(_Worker):
         return asyncio.run(self._work(handler, False, False, "run"))
 
     def run_outside(
-        self, handler: Union[Callable[[Job], Any], Mapping[Optional[str], Callable[[Job], Any]]]
+        self, handler: Union[Callable[[Job], Any], Mapping[Optional[str], Union[Callable[[Job], Any], Kind]]]
     ) -> dict[str, int]:
         """Run jobs whose effect is outside the database.  The job is completed after the handler has returned."""
         return asyncio.run(self._work(handler, False, True, "run_outside"))
@@ -357,7 +365,7 @@ class AsyncWorker(_Worker):
         self,
         handler: Union[
             Callable[[AsyncJob, AsyncConnection[Any]], Awaitable[Any]],
-            Mapping[Optional[str], Callable[[AsyncJob, AsyncConnection[Any]], Awaitable[Any]]],
+            Mapping[Optional[str], Union[Callable[[AsyncJob, AsyncConnection[Any]], Awaitable[Any]], Kind]],
             None,
         ] = None,
     ) -> dict[str, int]:
@@ -367,7 +375,7 @@ class AsyncWorker(_Worker):
     async def run_outside(
         self,
         handler: Union[
-            Callable[[AsyncJob], Awaitable[Any]], Mapping[Optional[str], Callable[[AsyncJob], Awaitable[Any]]]
+            Callable[[AsyncJob], Awaitable[Any]], Mapping[Optional[str], Union[Callable[[AsyncJob], Awaitable[Any]], Kind]]
         ],
     ) -> dict[str, int]:
         """Like Worker.run_outside, for coroutine functions."""
@@ -396,6 +404,7 @@ class _OverShards(_Worker):
         attach: Optional[bool] = None,
         signals: bool = True,
         unknown_kind: Delay = 60,
+        never_retry: Sequence[type[BaseException]] = (),
         hooks: Union[Hooks, Mapping[str, Callable[..., Any]], None] = None,
     ) -> None:
         """Create a worker for one queue on all shards of a cluster.
@@ -412,7 +421,7 @@ class _OverShards(_Worker):
             raise TypeError(f"{type(self).__name__} serves one queue")
         super().__init__(
             router, queue, name=name, concurrency=concurrency, batch=batch, lease=lease, timeout=timeout,
-            grace=grace, attach=attach, signals=signals, unknown_kind=unknown_kind, hooks=hooks,
+            grace=grace, attach=attach, signals=signals, unknown_kind=unknown_kind, never_retry=never_retry, hooks=hooks,
         )  # fmt: skip
         if home is not None and not home and not roam:
             raise ValueError("a worker without home shards must have roam enabled, or it would never get a job; pass home, roam or both")

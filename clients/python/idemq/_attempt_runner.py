@@ -22,7 +22,7 @@ import time
 import traceback
 from collections import Counter, deque
 from datetime import timedelta
-from typing import Any, Callable, Coroutine, NamedTuple, Optional, Sequence, TypeVar
+from typing import Any, Callable, Coroutine, Mapping, NamedTuple, Optional, Sequence, TypeVar
 from uuid import uuid4
 
 import psycopg
@@ -35,7 +35,8 @@ from ._forks import end_unless_in
 from ._group_commit import Ended, GroupCommit
 from ._handler_connection import BatchEnded
 from ._handler_slots import HandlerSlots
-from ._handlers import finished_result
+from ._failures import Breaker, is_from_server
+from ._handlers import Kind, finished_result
 from ._hooks import Failure, call_hook_safely
 from ._job import BaseJob
 from ._links import AnswerLost, AsyncLink, Link, ThreadLink
@@ -77,6 +78,12 @@ SHORTEST_ANSWER_TIMEOUT = 2.0
 """Lower limit of the time that a heartbeat may take, which is a third of the shortest lease."""
 SETTLE_TIMEOUT = 60.0
 """Seconds within which the outcome of an attempt must be reported, if the worker is not stopping."""
+MOST_HOLDS = 100
+"""How many attempts in a row that asked for a hold do not count."""
+MOST_LOSSES = 3
+"""How many attempts in a row that lost the server do not count."""
+RETRY_LOST_AFTER = "1 s"
+"""When such a job is ready again."""
 MAX_RERUNS = 3
 """How many times a transaction runs again at once."""
 SPLIT_COMMIT_FROM = 32
@@ -84,9 +91,9 @@ SPLIT_COMMIT_FROM = 32
 
 _FAIL = "SELECT idemq.fail(%s, %s, %s, %s::interval, permanent => %s, details => %s::jsonb)::text"
 _RELEASE = "SELECT idemq.release(%s, %s, %s::interval)::text"
-_GIVE_BACK = """SELECT (CASE WHEN (SELECT count(*) FROM (SELECT a.outcome FROM idemq.attempts a WHERE a.job_id = %s ORDER BY a.token DESC LIMIT 100) l
-    WHERE l.outcome = 'released') < 100 THEN idemq.release(%s, %s, %s::interval) ELSE idemq.fail(%s, %s, %s, %s::interval) END)::text"""
-"""Ends the attempt of a job that asked for a hold.  The first 100 such attempts in a row do not count."""
+_GIVE_BACK = """SELECT (CASE WHEN (SELECT count(*) FROM (SELECT a.outcome FROM idemq.attempts a WHERE a.job_id = %s ORDER BY a.token DESC LIMIT %s) l
+    WHERE l.outcome = 'released') < %s THEN idemq.release(%s, %s, %s::interval) ELSE idemq.fail(%s, %s, %s, %s::interval) END)::text"""
+"""Ends an attempt that does not count, unless the last ones in a row did not count either."""
 _HOLD_BACK = f"""WITH held AS MATERIALIZED (SELECT idemq.hold_back(%s, %s, least(%s::interval, (SELECT nullif(q.max_hold_back, '0') FROM idemq.jobs j
     JOIN idemq.queues q USING (queue_id) WHERE j.id = %s)), scope => %s::text)) {_GIVE_BACK} FROM held"""
 """Holds back, then ends the attempt, in one transaction."""
@@ -127,7 +134,14 @@ class AttemptRunner:
     """Runs claimed jobs, from their claim to their end."""
 
     def __init__(
-        self, shared: Shared, options: Options, executors: Sequence[Executor], handler: Callable[..., Any], once: bool, slots: HandlerSlots
+        self,
+        shared: Shared,
+        options: Options,
+        executors: Sequence[Executor],
+        handler: Callable[..., Any],
+        kinds: Optional[Mapping[Optional[str], Kind]],
+        once: bool,
+        slots: HandlerSlots,
     ) -> None:
         self.shared = shared
         self.options = options
@@ -136,6 +150,11 @@ class AttemptRunner:
         self.call_loop, self.from_thread, self.ask_about_job = shared.call_loop, shared.from_thread, shared.ask_about_job
         self.executors = executors
         self._handler = handler
+        self._by_kind = kinds is not None
+        self._kinds = kinds or {}
+        self.breaker = Breaker()
+        self.probe: Optional[int] = None
+        """Token of the one job that may run while the breaker is open."""
         self._once = once
         self.unassigned: deque[BaseJob] = deque()
         """Claimed jobs that no executor has."""
@@ -213,11 +232,16 @@ class AttemptRunner:
 
     def may_claim(self) -> bool:
         """Whether a commit may also claim the next job."""
-        return not self.shared.ending.is_set() and not self.slots.should_yield() and time.monotonic() >= self.claims_paused_until
+        return not (self.shared.ending.is_set() or self.breaker.is_open or self.slots.should_yield()) and time.monotonic() >= self.claims_paused_until
+
+    def holds_back(self, execution: Execution) -> bool:
+        """Whether an execution that has not begun must be given back, because its handler would probably fail."""
+        return self.breaker.is_open and execution.jobs[0].token != self.probe
 
     def may_begin(self, executor: Executor) -> bool:
         """Whether an executor may start its pending executions."""
-        if self.shared.ending.is_set() and not executor.pending[0].begun:
+        first = executor.pending[0]
+        if not first.begun and (self.shared.ending.is_set() or self.holds_back(first)):
             return False
         return executor.link is None or executor.link.usable
 
@@ -244,11 +268,18 @@ class AttemptRunner:
         """Called before the handler is called."""
         if execution.end_reason is not None:
             raise StaleToken("the lease was lost before the handler started")
-        execution.begin(self.options.timeout, self.job_timeout and self.job_timeout - min(TIMEOUT_MARGIN, self.job_timeout / 10))
+        self._set_limit(execution)
         self.shared.executions.add(execution)
         self.shared.has_begun_handlers = True
         if min(execution.ends_at, execution.lease_until, execution.session_check_at) < self.shared.watch_at:
             self.call_loop(self.shared.watch_now.set)
+
+    def _set_limit(self, execution: Execution) -> None:
+        """Begins its time.  Jobs that share a transaction have as long as all of them together."""
+        of_kinds = [kind.timeout for job in execution.jobs if (kind := self._kinds.get(job.kind)) is not None and kind.timeout is not None]
+        others = len(execution.jobs) - len(of_kinds)
+        of_kind = sum(of_kinds) + others * self.options.timeout if of_kinds else None
+        execution.begin(self.options.timeout, self.job_timeout and self.job_timeout - min(TIMEOUT_MARGIN, self.job_timeout / 10), of_kind)
 
     def call(self, job: BaseJob, *conn: Any) -> Any:
         """Calls a handler that is a function."""
@@ -394,7 +425,7 @@ class AttemptRunner:
         task = asyncio.ensure_future(link.ready())
         either: set["asyncio.Future[Any]"] = {task, execution.end_requested}
         if not execution.begun:
-            execution.begin(self.options.timeout, self.job_timeout and self.job_timeout - min(TIMEOUT_MARGIN, self.job_timeout / 10))
+            self._set_limit(execution)
         left = max(execution.ends_at - time.monotonic(), 0)
         await asyncio.wait(either, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         task.cancel()
@@ -464,7 +495,7 @@ class AttemptRunner:
         elif not await self._record_arrived_events(job):
             pass
         elif execution.end_reason == "time":
-            await self._fail_or_release(job, f"stopped after {execution.seconds:g} s (job_timeout)", {"timeout": execution.seconds})
+            await self._fail_or_release(job, f"stopped after {execution.seconds:g} s ({execution.limit})", {"timeout": execution.seconds})
         elif execution.end_reason is not None:
             await self._release(job)
         elif isinstance(waiting, Waiting):
@@ -476,16 +507,19 @@ class AttemptRunner:
     async def _fail_or_release(
         self, job: BaseJob, text: str, details: Optional[dict[str, Any]] = None, error: Optional[BaseException] = None
     ) -> None:
-        """Fails the job or, after a Snooze or HoldBack, releases it.  The text of the error is read inside the try block, because the
-        error may be of any class.  If the server refuses the hold, the job is released without one.  The first 100 such attempts in a
-        row do not count, either."""
+        """Fails the job or, after a Snooze, a HoldBack or the loss of the server, releases it.  The text of the error is read inside the
+        try block, because the error may be of any class.  If the server refuses the hold, the job is released without one.  The first
+        100 such attempts in a row do not count, either."""
+        own_server = error is not None and not self._transacts and is_from_server(error, self.shared.control.conn)
 
         def statement(level: int) -> tuple[str, tuple[Any, ...]]:
             delay = interval(error.delay) if isinstance(error, (RetryLater, Snooze, HoldBack)) and level < 2 else None
+            if delay is None and level < 2 and job.kind in self._kinds:
+                delay = self._kinds[job.kind].delay_after(job.attempt)
             if isinstance(error, HoldBack) and level < 2:
                 attempt = job.id, job.token
                 why = storable_text(text).encode("ascii", "backslashreplace").decode()[:1000]
-                end = job.id, *attempt, delay, *attempt, why, delay
+                end = job.id, MOST_HOLDS, MOST_HOLDS, *attempt, delay, *attempt, why, delay
                 return (_HOLD_BACK, (*attempt, delay, job.id, error.scope, *end)) if level == 0 else (_GIVE_BACK, end)
             if isinstance(error, Snooze) and level < 2:
                 return _RELEASE, (job.id, job.token, delay)
@@ -493,14 +527,35 @@ class AttemptRunner:
             told = storable_text(text) if level == 0 else storable_text(text).encode("ascii", "backslashreplace").decode()[:1000]
             if level == 2 and isinstance(error, (RetryLater, Snooze, HoldBack)):
                 told += " (the delay is not a valid interval)"
+            if own_server and level < 2:
+                end = job.id, MOST_LOSSES, MOST_LOSSES, job.id, job.token, RETRY_LOST_AFTER, job.id, job.token, told, delay
+                return _GIVE_BACK, end
             more = (details if error is None else _details(error)) if level == 0 else None
-            return _FAIL, (job.id, job.token, told, delay, isinstance(error, Dead), jsonb_parameter("details", more))
+            return _FAIL, (job.id, job.token, told, delay, permanent, jsonb_parameter("details", more))
+
+        kind_of_error = type(error)
+        permanent = issubclass(kind_of_error, (Dead, *self.options.never_retry)) and not issubclass(kind_of_error, (RetryLater, Snooze, HoldBack))
 
         outcome = await self._settle_with(job, statement)
         now = await self._job_after(job, outcome)
         self._record_outcome(job, _ended_as(outcome, now))
+        if outcome == "released" and own_server:
+            log.warning("%s %d: attempt %d is given back, because the connection to the server was lost: %s", self.options.queue, job.id, job.attempt, text)
         if outcome not in ("released", "already_committed"):
             self._report_failure(job, outcome, text, error, now)
+        if outcome in ("retrying", "dead") and not self._once:
+            self._note_failure(job, error if error is not None else TimeoutError(text), text)
+
+    def _note_failure(self, job: BaseJob, error: BaseException, text: str) -> None:
+        with self.lock:
+            opened, pause = self.breaker.failed(job.kind if self._by_kind else None, error)
+        if pause > 0:
+            self.claims_paused_until = max(self.claims_paused_until, time.monotonic() + pause)
+        if opened:
+            log.error(
+                "%s%s: ten attempts in a row have failed with the same error, so the worker runs one job at a time until one succeeds: %s",
+                self.options.queue, f", kind {job.kind}" if self._by_kind and job.kind is not None else "", text,
+            )  # fmt: skip
 
     async def _job_after(self, job: BaseJob, outcome: str) -> Optional[_JobNow]:
         """The state of the job if the end was reported too late, because the server may have ended the attempt, and the job, itself.
@@ -647,8 +702,14 @@ class AttemptRunner:
 
     def _record_outcome(self, job: BaseJob, outcome: str) -> None:
         self.shared.leased.pop(job.token, None)
+        closed = False
         with self.lock:
             self.shared.counts["committed" if outcome == "already_committed" else outcome] += 1
+            if outcome == "committed":
+                closed = self.breaker.succeeded(job.kind if self._by_kind else None)
+        if closed:
+            log.info("%s: an attempt has succeeded, so the worker runs %d jobs at a time again", self.options.queue, self.options.concurrency)
+            self.claims_paused_until = 0.0
         if outcome == "committed":
             self._blocked_in_a_row = 0
             log.debug("%s %d: committed", self.options.queue, job.id)

@@ -25,7 +25,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from . import _signals
 from ._handler_slots import ShardSlots, SlotPool
 from ._links import ANSWER_TIMEOUT, Address, AnswerLost, AsyncLink
-from ._run import QueueSetup, Run, Setup
+from ._run import Run, Setup
 from .errors import sqlstate
 
 log = logging.getLogger("idemq")
@@ -162,7 +162,7 @@ class ClusterRun:
         shard_options: str,
         once: bool,
     ) -> None:
-        options, self._make_executor, self._handler = setup
+        self._setup, options = setup, setup.options
         assert isinstance(options.dsn, str)
         self.loop = asyncio.get_running_loop()
         self._options = options
@@ -252,9 +252,8 @@ class ClusterRun:
 
     def _begin(self, shard: Shard, home: bool) -> None:
         options = replace(self._options, dsn=shard, signals=False, where=f"shard {shard.number}")
-        executors = [self._make_executor(options, not self._once) for _ in range(options.concurrency)]
         run = Run(
-            [QueueSetup(options, executors, self._handler)],
+            [self._setup.with_executors(options, not self._once)],
             self._once,
             ShardSlots(self._pool, home),
             lambda error: self._refused(shard.number, error),

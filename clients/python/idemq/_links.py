@@ -281,6 +281,8 @@ class Link(Generic[Conn]):
         self._ask_lock = asyncio.Lock()
         self._open_lock = asyncio.Lock()
         self._lost_at: Optional[float] = None
+        self.last_error: Optional[BaseException] = None
+        """The error of the last loss or attempt to connect."""
         self._logged_at = 0.0
         self._backoff = _FIRST_BACKOFF
 
@@ -329,6 +331,11 @@ class Link(Generic[Conn]):
     def lost(self) -> bool:
         """Whether the last attempt to connect has failed."""
         return self._lost_at is not None
+
+    @property
+    def lost_for(self) -> float:
+        """Seconds for which there has been no connection, since it was lost or could not be opened; 0 if there is one."""
+        return 0.0 if self._lost_at is None else time.monotonic() - self._lost_at
 
     async def _connect(self, dsn: str) -> tuple[Conn, SessionInfo]:
         raise NotImplementedError
@@ -405,6 +412,7 @@ class Link(Generic[Conn]):
 
     def _log_lost(self, error: Optional[BaseException]) -> None:
         now = time.monotonic()
+        self.last_error = error
         if self._lost_at is not None and now < self._logged_at + REPEAT_AFTER:
             return
         since = "" if self._lost_at is None else f", for {now - self._lost_at:.0f} s so far"

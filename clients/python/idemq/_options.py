@@ -21,6 +21,7 @@ class QueueOptions:
     timeout: float = 3600
     attach: Optional[bool] = None
     unknown_kind: Delay = 60
+    never_retry: tuple[type[BaseException], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class WorkerOptions:
     wait_dsn: Optional[str] = None
     grace: float = 30
     signals: bool = True
+    give_up_after: Optional[float] = None
     hooks: Hooks = Hooks()
     where: str = "server"
     """Name of its server in the log."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Awaitable, Callable, Mapping, Optional, Union
+from typing import Any, Awaitable, Callable, Mapping, Optional, Sequence, Union
 
 from psycopg import AsyncConnection, Connection
 
 from ._arguments import bool_argument, delay_argument, int_argument, seconds_argument
+from ._handlers import Kind
 from ._job import AsyncJob, Job
 from ._options import QueueOptions
 from .errors import Delay
@@ -16,7 +17,13 @@ OutsideFunction = Union[Callable[[Job], Any], Callable[[AsyncJob], Awaitable[Any
 
 
 def queue_options(
-    concurrency: int, batch: int, lease: Optional[Delay], timeout: float, attach: Optional[bool], unknown_kind: Delay
+    concurrency: int,
+    batch: int,
+    lease: Optional[Delay],
+    timeout: float,
+    attach: Optional[bool],
+    unknown_kind: Delay,
+    never_retry: Sequence[type[BaseException]],
 ) -> QueueOptions:
     """The options of a queue.  Raises TypeError for an argument of the wrong type, and ValueError for a number out of range."""
     if int_argument("concurrency", concurrency) < 1 or int_argument("batch", batch) < 1:
@@ -27,7 +34,11 @@ def queue_options(
     delay_argument("unknown_kind", unknown_kind)
     if attach is not None:
         bool_argument("attach", attach)
-    return QueueOptions(concurrency, batch, lease, timeout, attach, unknown_kind)
+    classes = tuple(never_retry)
+    for each in classes:
+        if not (isinstance(each, type) and issubclass(each, BaseException)):
+            raise TypeError(f"never_retry must contain exception classes, not {each!r}")
+    return QueueOptions(concurrency, batch, lease, timeout, attach, unknown_kind, classes)
 
 
 class Inside:
@@ -36,7 +47,7 @@ class Inside:
 
     def __init__(
         self,
-        handler: Union[InsideFunction, Mapping[Optional[str], InsideFunction]],
+        handler: Union[InsideFunction, Mapping[Optional[str], Union[InsideFunction, Kind]]],
         *,
         concurrency: int = 1,
         batch: int = 1,
@@ -44,11 +55,12 @@ class Inside:
         timeout: float = 3600,
         attach: Optional[bool] = None,
         unknown_kind: Delay = 60,
+        never_retry: Sequence[type[BaseException]] = (),
     ) -> None:
-        """handler: a function, or a dict of functions by the kind of the job (None for jobs without a kind).
+        """handler: a function, or a dict of functions (or Kind) by the kind of the job (None for jobs without a kind).
         The other arguments are those of Worker."""
         self.handler: Any = handler
-        self.options = queue_options(concurrency, batch, lease, timeout, attach, unknown_kind)
+        self.options = queue_options(concurrency, batch, lease, timeout, attach, unknown_kind, never_retry)
 
 
 class Outside:
@@ -56,20 +68,21 @@ class Outside:
 
     def __init__(
         self,
-        handler: Union[OutsideFunction, Mapping[Optional[str], OutsideFunction]],
+        handler: Union[OutsideFunction, Mapping[Optional[str], Union[OutsideFunction, Kind]]],
         *,
         concurrency: int = 1,
         lease: Optional[Delay] = None,
         timeout: float = 3600,
         attach: Optional[bool] = None,
         unknown_kind: Delay = 60,
+        never_retry: Sequence[type[BaseException]] = (),
     ) -> None:
         """Like Inside."""
         self.handler: Any = handler
-        self.options = queue_options(concurrency, 1, lease, timeout, attach, unknown_kind)
+        self.options = queue_options(concurrency, 1, lease, timeout, attach, unknown_kind, never_retry)
 
 
-QueueHandler = Union[Inside, Outside, InsideFunction, Mapping[Optional[str], InsideFunction]]
+QueueHandler = Union[Inside, Outside, InsideFunction, Mapping[Optional[str], Union[InsideFunction, Kind]]]
 """What a worker does with a queue.  A function or a dict means Inside."""
 
 

@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Callable, Coroutine, Iterable, NamedTuple, Optional, Sequence, TypeVar
+from typing import Any, Callable, Coroutine, Iterable, Mapping, NamedTuple, Optional, Sequence, TypeVar
 
 import psycopg
 
@@ -27,6 +27,7 @@ from ._attempt_runner import AttemptRunner
 from ._executors import Executor
 from ._handler_connection import sever
 from ._handler_slots import HandlerSlots
+from ._handlers import Kind
 from ._job import BaseJob
 from ._links import AnswerLost, Link
 from ._options import Options
@@ -64,6 +65,12 @@ class Setup(NamedTuple):
     options: Options
     make_executor: Callable[[Options, bool], Executor]
     handler: Callable[..., Any]
+    kinds: Optional[Mapping[Optional[str], Kind]]
+    """Kinds with a time limit or a backoff; None if one handler runs the jobs of all kinds."""
+
+    def with_executors(self, options: Options, retry_connect: bool) -> QueueSetup:
+        """The queue of a run with these options."""
+        return QueueSetup(options, [self.make_executor(options, retry_connect) for _ in range(options.concurrency)], self.handler, self.kinds)
 
 
 class QueueSetup(NamedTuple):
@@ -72,6 +79,7 @@ class QueueSetup(NamedTuple):
     options: Options
     executors: Sequence[Executor]
     handler: Callable[..., Any]
+    kinds: Optional[Mapping[Optional[str], Kind]]
 
 
 class QueueRun(AttemptRunner):
@@ -160,7 +168,7 @@ class QueueRun(AttemptRunner):
         """Lets an executor run its jobs, and those that it claims meanwhile, until there are none."""
         while executor.pending:
             execution = executor.pending[0]
-            if self.shared.ending.is_set() and not execution.begun:
+            if not execution.begun and (self.shared.ending.is_set() or self.holds_back(execution)):
                 await self.give_back([job for each in executor.pending for job in each.jobs])
                 executor.pending.clear()
                 return
@@ -178,7 +186,9 @@ class QueueRun(AttemptRunner):
 
     @property
     def idle(self) -> int:
-        """Number of executors that have no job."""
+        """Number of executors that may have a job and have none."""
+        if self.breaker.is_open:
+            return min(len(self._idle), 1) if self.busy == 0 else 0
         return len(self._idle)
 
     @property
@@ -217,9 +227,11 @@ class QueueRun(AttemptRunner):
         taken = await while_running(self.shared, control, self.slots.acquire(self.idle), False) or 0
         try:
             if taken > 0 and not self.shared.ending.is_set():
-                claimed = await while_running(self.shared, control, self._ask_claim(taken * self.at_once))
+                probes = self.breaker.is_open
+                claimed = await while_running(self.shared, control, self._ask_claim(1 if probes else taken * self.at_once))
                 self.claimed = self.claimed or claimed is not None
                 jobs = claimed or []
+                self.probe = jobs[0].token if probes and jobs else None
         finally:
             self.slots.release(taken - math.ceil(len(jobs) / self.at_once))
         return jobs, len(jobs) == taken * self.at_once
@@ -293,13 +305,15 @@ class Run:
         working = [asyncio.create_task(queue.serve(executor)) for queue in self._each() for executor in queue.executors]
         working.append(asyncio.create_task(self._dispatch()))
         over: "asyncio.Future[Any]" = asyncio.create_task(shared.over.wait())
+        giving_up = asyncio.create_task(self._give_up())
         # Done when all have ended, or when one has raised an error.
         ended: "asyncio.Future[Any]" = asyncio.gather(*working)
         try:
             # A cancellation drains without a grace period.
-            await asyncio.wait({ended, over}, return_when=asyncio.FIRST_COMPLETED)
-            if ended.done():
-                ended.result()
+            await asyncio.wait({ended, over, giving_up}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (ended, giving_up):
+                if task.done():
+                    task.result()
         finally:
             shared.ending.set()
             for queue in self._each():
@@ -317,8 +331,19 @@ class Run:
                 await self._until_over(shared.hook_tasks)
             await self._end_listening()
             await self._report.report_stopping()
-            await self._close([*working, ended, over, *tasks])
+            await self._close([*working, ended, over, giving_up, *tasks])
         return shared.counts
+
+    async def _give_up(self) -> None:
+        """Raises if there has been no connection for give_up_after."""
+        limit, control = self.options.give_up_after, self.shared.control
+        while limit is not None:
+            lost_for = control.lost_for
+            if lost_for >= limit:
+                log.error("%s: no connection for %g s, so the worker gives up", self.options.where, limit)
+                raise control.last_error or psycopg.OperationalError("the server is not responding")
+            await asyncio.sleep(limit - lost_for)
+        await asyncio.get_running_loop().create_future()
 
     def _committing(self) -> list["asyncio.Future[Any]"]:
         return [task for queue in self._each() for task in queue.committing.values()]
