@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 import psycopg
-from idemq import AsyncWorker, Dead, HoldBack, Hooks, Inside, Outside, Refused, RetryLater, Snooze, Worker, drain, enqueue, enqueue_graph, send_event, wait_results
+from idemq import AsyncWorker, Dead, HoldBack, Hooks, Inside, Kind, Outside, Refused, RetryLater, Snooze, Worker, drain, enqueue, enqueue_graph, send_event, wait_results
 
 
 def order(dsn):
@@ -48,6 +48,16 @@ async def fetch(job):
 
 async def work_async(dsn):
     await AsyncWorker(dsn, "pages", concurrency=100).run_outside(fetch)
+
+
+def fetch_page(job):
+    return provider.get(job.payload["url"])
+
+
+KINDS = {
+    "charge": Kind(charge, timeout=30, backoff=[1, 10, 60]),  # seconds after the first, second, and each later failure
+    None: fetch_page,
+}
 
 
 def visit(job, conn):

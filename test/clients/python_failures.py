@@ -4,6 +4,7 @@ For python.pl, which says where the server is (IDEMQ_DSN).
 """
 
 import asyncio
+import logging
 import os
 import threading
 import time
@@ -16,7 +17,7 @@ import idemq._attempt_runner
 import idemq._failures
 import idemq._links
 import tap
-from idemq import Inside, Kind, Outside
+from idemq import Inside, Kind
 from idemq._failures import Breaker, fingerprint
 from python_common import DSN, Client
 
@@ -29,9 +30,6 @@ class Failures(Client):
 
             def fails(job, conn=None, left=left):
                 raise left.pop(0)
-
-            async def fails_async(job, conn=None, fails=fails):
-                fails(job)
 
             yield lambda fails=fails, outside=outside, **options: self.drain(fails, outside, **options)
             left = list(errors)
@@ -82,7 +80,6 @@ class Failures(Client):
                 await conn.execute("SELECT pg_terminate_backend(pg_backend_pid())")
 
         def not_there(job):
-            psycopg.connect(DSN, port=1, hostaddr="", host=psycopg.conninfo.conninfo_to_dict(DSN)["host"]) if False else None
             raise psycopg.OperationalError("connection to server failed")
 
         for drain, handler in ((self.drain, loses), (self.drain_async, loses_async), (self.drain, not_there)):
@@ -273,7 +270,7 @@ class Breakers(Client):
                 with lock:
                     at_once[0] -= 1
 
-        class Opens(logging_handler()):
+        class Opens(logging.Handler):
             def emit(self, record):
                 if "ten attempts in a row" in record.getMessage():
                     lines.append(record.getMessage())
@@ -312,12 +309,6 @@ class Breakers(Client):
     def test_not_in_a_drain(self):
         jobs = self.add(*range(30))
         self.assertEqual(self.drain(lambda job, conn: 1 / 0), {"retrying": 30})
-
-
-def logging_handler():
-    import logging
-
-    return logging.Handler
 
 
 if __name__ == "__main__":

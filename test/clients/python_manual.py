@@ -45,6 +45,12 @@ class Manual(Client):
         manual.test_all(DSN)
         self.assertEqual(self.sql("SELECT * FROM confirmations"), [(42,)])
 
+    def test_kinds(self):
+        (job,) = self.add({"amount": 5}, kind="charge")
+        self.add({"url": "there"})
+        self.assertEqual(self.drain(manual.KINDS, outside=True), {"committed": 2})
+        self.assertEqual(self.job(job)[0], "completed")
+
     def test_pages(self):
         async def run():
             task = asyncio.create_task(manual.work_async(DSN))

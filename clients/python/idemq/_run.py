@@ -431,24 +431,19 @@ class Run:
 
     async def _sleep(self) -> None:
         """Sleeps until a queue has work, an executor of a queue for which the server does not wait is idle, or a pause has ended."""
-        idle = [queue for queue in self._each() if queue.idle]
-        if self._sleeping is None and (ready := [queue for queue in idle if queue.paused_for <= 0]):
+        ready = [queue for queue in self._each() if queue.idle and queue.paused_for <= 0]
+        if self._sleeping is None and ready:
             self._sleeps_for = ready
             self._sleeping = asyncio.create_task(self._sleep_on_server())
-        pauses = [pause for queue in idle if queue not in self._sleeps_for and (pause := queue.paused_for) > 0]
-        until = time.monotonic() + min(pauses) if pauses else None
-        changing = asyncio.ensure_future(self.shared.changed.wait())
-        try:
-            while not (self.shared.ending.is_set() or self._looks_elsewhere() or (until is not None and time.monotonic() >= until)):
-                wanted: "set[asyncio.Future[Any]]" = {changing} if self._sleeping is None else {changing, self._sleeping}
-                await asyncio.wait(wanted, timeout=None if until is None else until - time.monotonic(), return_when=asyncio.FIRST_COMPLETED)
-                if self._sleeping is not None and self._sleeping.done():
-                    break
-                if changing.done():
-                    self.shared.changed.clear()
-                    changing = asyncio.ensure_future(self.shared.changed.wait())
-        finally:
+        while not (self.shared.ending.is_set() or self._looks_elsewhere()):
+            pauses = [queue.paused_for for queue in self._each() if queue.looks and queue.idle and queue not in self._sleeps_for]
+            changing = asyncio.ensure_future(self.shared.changed.wait())
+            wanted: "set[asyncio.Future[Any]]" = {changing} if self._sleeping is None else {changing, self._sleeping}
+            await asyncio.wait(wanted, timeout=max(min(pauses), 0) if pauses else None, return_when=asyncio.FIRST_COMPLETED)
             changing.cancel()
+            if self._sleeping is not None and self._sleeping.done():
+                break
+            self.shared.changed.clear()
         if (sleeping := self._sleeping) is None:
             return
         interrupted = not sleeping.done()
