@@ -98,6 +98,15 @@ class Failures(Client):
             self.assertEqual(drain(handler, True), {"released": 1})  # in a row
             idemq.cancel(self.conn, job)
 
+    def test_inside_such_an_error_counts(self):
+        """If the connection of the transaction itself is lost, it runs again anyway."""
+        def fails(job, conn):
+            raise psycopg.OperationalError("connection to server failed")
+
+        self.alter("retry_base => '1 h'")
+        self.add(1)
+        self.assertEqual(self.drain(fails), {"retrying": 1})
+
     def test_what_is_no_loss_of_the_own_server(self):
         def elsewhere():
             try:
@@ -262,7 +271,7 @@ class Breakers(Client):
                 if opened.is_set():
                     most.append(at_once[0])
             try:
-                time.sleep(0.001)
+                time.sleep(0.15 if opened.is_set() and not deploy.is_set() else 0.005)  # longer than the pause
                 if not deploy.is_set():
                     failures.append(job.id)
                     raise ValueError(f"bad deploy, order {job.payload}")
@@ -307,8 +316,9 @@ class Breakers(Client):
                 self.sql("SELECT idemq.cancel(id) FROM idemq.jobs WHERE id = ANY(%s) AND status = 'retrying'", jobs)
 
     def test_not_in_a_drain(self):
-        jobs = self.add(*range(30))
-        self.assertEqual(self.drain(lambda job, conn: 1 / 0), {"retrying": 30})
+        self.add(*range(30))
+        with unittest.mock.patch.object(Breaker, "failed", side_effect=AssertionError):
+            self.assertEqual(self.drain(lambda job, conn: 1 / 0), {"retrying": 30})
 
 
 if __name__ == "__main__":

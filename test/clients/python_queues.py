@@ -109,7 +109,7 @@ class Queues(Client):
             (TypeError, "this worker already has its handlers; call run\\(\\) without one", lambda: idemq.Worker(DSN, {"a": plain}).run(plain)),
             (TypeError, "this worker already has its handlers; call drain\\(\\) without one", lambda: idemq.drain(DSN, {"a": plain}, plain)),
             (TypeError, "this worker already has its handlers; use Outside\\(handler\\) for the queue", lambda: idemq.Worker(DSN, {"a": plain}).run_outside(plain)),
-            (TypeError, "run\\(\\) needs a handler", lambda: idemq.Worker(DSN, "a").run()),
+            (TypeError, "handler must be a function, or a dict", lambda: idemq.Worker(DSN, "a").run()),
             (TypeError, "ClusterWorker serves one queue", lambda: idemq.ClusterWorker(DSN, {"a": plain})),
             (TypeError, "cannot be called with \\(job\\)", lambda: idemq.Worker(DSN, {"a": Outside(plain)}).run()),
         ):

@@ -305,8 +305,6 @@ class _Worker:
     def _handlers_for(self, handler: Any, outside: bool, caller: str) -> Mapping[str, Union[Inside, Outside]]:
         """The handlers of a run.  handler: the argument of run(), run_outside() or drain()."""
         if self._handlers is None:
-            if handler is None:
-                raise TypeError(f"{caller}() needs a handler")
             made: Union[Inside, Outside] = Outside(handler) if outside else Inside(handler)
             made.options = self._own
             return {self._queues[0]: made}
