@@ -407,6 +407,11 @@ class Run:
                 shared.changed.clear()
                 if self._once and self._busy == 0 and (committing := self._committing()):
                     await asyncio.wait(committing)  # committing may make the last jobs ready
+                if self._once:
+                    # The end of a job can make another one ready: one of its group, or one that it has added.
+                    for queue in turns:
+                        queue.looks = True
+                quiet = self._busy == 0  # then no job can end during this round
                 found = False
                 for queue in list(turns):
                     if queue.looks and queue.idle and queue.paused_for <= 0 and not shared.ending.is_set():
@@ -418,13 +423,10 @@ class Run:
                     await self._sleep()
                     continue
                 pauses = [queue.paused_for for queue in turns if queue.looks and queue.idle]
-                if self._busy == 0 and not pauses:
+                if quiet and not pauses:
                     return
-                # The end of a job can make another one ready: one of its group, or one that it has added.
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(shared.changed.wait(), max(min(pauses), 0) if pauses else None)
-                for queue in turns:
-                    queue.looks = True
         finally:
             for queue in turns:
                 queue.dismiss()
