@@ -411,7 +411,6 @@ class Run:
                     # The end of a job can make another one ready: one of its group, or one that it has added.
                     for queue in turns:
                         queue.looks = True
-                quiet = self._busy == 0  # then no job can end during this round
                 found = False
                 for queue in list(turns):
                     if queue.looks and queue.idle and queue.paused_for <= 0 and not shared.ending.is_set():
@@ -422,8 +421,9 @@ class Run:
                 if not self._once:
                     await self._sleep()
                     continue
+                # Also queues of which an executor has become idle during this round.
                 pauses = [queue.paused_for for queue in turns if queue.looks and queue.idle]
-                if quiet and not pauses:
+                if self._busy == 0 and not pauses:
                     return
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(shared.changed.wait(), max(min(pauses), 0) if pauses else None)
