@@ -273,7 +273,7 @@ class _Worker:
             )
 
     def _make_run(self, setups: Sequence[Setup], once: bool) -> Union[Run, ClusterRun]:
-        return Run([setup.with_executors(setup.options, not once) for setup in setups], once)
+        return Run(setups, once)
 
     async def _work(self, handler: Any, once: bool, outside: bool, caller: str) -> dict[str, int]:
         self._of_this_process()

@@ -15,27 +15,23 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-import math
-import os
-import threading
 import time
 import traceback
-from collections import Counter, deque
+from collections import deque
 from datetime import timedelta
-from typing import Any, Callable, Coroutine, Mapping, NamedTuple, Optional, Sequence, TypeVar
-from uuid import uuid4
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 
 import psycopg
 from psycopg.types.json import Jsonb
 
 from . import _links, _pipeline, _trace
-from ._execution import SESSION_CHECK_INTERVAL, Execution, ExecutionResult
+from ._execution import Execution, ExecutionResult
 from ._executors import AttemptOver, Executor, Unsettled
+from ._failures import Breaker, is_from_server
 from ._forks import end_unless_in
 from ._group_commit import Ended, GroupCommit
 from ._handler_connection import BatchEnded
 from ._handler_slots import HandlerSlots
-from ._failures import Breaker, is_from_server
 from ._handlers import Kind, finished_result
 from ._hooks import Failure, call_hook_safely
 from ._job import BaseJob
@@ -61,7 +57,6 @@ from .errors import (
 )
 
 log = logging.getLogger("idemq")
-T = TypeVar("T")
 
 ABANDON_AFTER = 5.0
 """Seconds from telling a handler to end until it is abandoned; DRAIN_ABANDON_AFTER after the grace period of a drain."""

@@ -17,7 +17,7 @@ import asyncio
 import logging
 from collections import Counter
 from dataclasses import replace
-from typing import Any, Callable, Collection, Optional
+from typing import Callable, Collection, Optional
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -253,7 +253,7 @@ class ClusterRun:
     def _begin(self, shard: Shard, home: bool) -> None:
         options = replace(self._options, dsn=shard, signals=False, where=f"shard {shard.number}")
         run = Run(
-            [self._setup.with_executors(options, not self._once)],
+            [self._setup._replace(options=options)],
             self._once,
             ShardSlots(self._pool, home),
             lambda error: self._refused(shard.number, error),

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 import time
 from collections import Counter
 from contextlib import suppress
@@ -68,25 +67,14 @@ class Setup(NamedTuple):
     kinds: Optional[Mapping[Optional[str], Kind]]
     """Kinds with a time limit or a backoff; None if one handler runs the jobs of all kinds."""
 
-    def with_executors(self, options: Options, retry_connect: bool) -> QueueSetup:
-        """The queue of a run with these options."""
-        return QueueSetup(options, [self.make_executor(options, retry_connect) for _ in range(options.concurrency)], self.handler, self.kinds)
-
-
-class QueueSetup(NamedTuple):
-    """A queue of a run."""
-
-    options: Options
-    executors: Sequence[Executor]
-    handler: Callable[..., Any]
-    kinds: Optional[Mapping[Optional[str], Kind]]
-
 
 class QueueRun(AttemptRunner):
     """A queue of a run: its executors and its claims."""
 
-    def __init__(self, shared: Shared, setup: QueueSetup, once: bool, slots: HandlerSlots, refused: Callable[[psycopg.Error], bool]) -> None:
-        super().__init__(shared, *setup, once, slots)
+    def __init__(self, shared: Shared, setup: Setup, once: bool, slots: HandlerSlots, refused: Callable[[psycopg.Error], bool]) -> None:
+        options = setup.options
+        executors = [setup.make_executor(options, not once) for _ in range(options.concurrency)]
+        super().__init__(shared, options, executors, setup.handler, setup.kinds, once, slots)
         self._refused = refused
         self._idle: list[tuple[Executor, "asyncio.Future[list[BaseJob]]"]] = []
         self.busy = 0
@@ -252,7 +240,7 @@ class Run:
 
     def __init__(
         self,
-        setups: Sequence[QueueSetup],
+        setups: Sequence[Setup],
         once: bool = False,
         slots: Optional[HandlerSlots] = None,
         refused: Callable[[psycopg.Error], bool] = lambda error: True,
