@@ -3,7 +3,7 @@ import os
 import psycopg
 from idemq import Worker, enqueue
 
-class Provider:  # stands for the client of a payment provider: a table
+class Provider:  # represents the client of a payment provider
     def post(self, path, request, idempotency_key, timeout):
         with psycopg.connect(os.environ["DSN"]) as conn:
             conn.execute("INSERT INTO charged VALUES (%s, %s) ON CONFLICT DO NOTHING", [idempotency_key, request["amount"]])

@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 import psycopg
-from idemq import AsyncWorker, Dead, HoldBack, Hooks, Refused, RetryLater, Snooze, Worker, drain, enqueue, enqueue_graph, send_event, wait_results
+from idemq import AsyncWorker, Dead, HoldBack, Hooks, Inside, Kind, Outside, Refused, RetryLater, Snooze, Worker, drain, enqueue, enqueue_graph, send_event, wait_results
 
 
 def order(dsn):
@@ -50,6 +50,16 @@ async def work_async(dsn):
     await AsyncWorker(dsn, "pages", concurrency=100).run_outside(fetch)
 
 
+def fetch_page(job):
+    return provider.get(job.payload["url"])
+
+
+KINDS = {
+    "charge": Kind(charge, timeout=30, backoff=[1, 10, 60]),  # seconds after the first, second, and each later failure
+    None: fetch_page,
+}
+
+
 def visit(job, conn):
     answer = provider.get(job.payload["url"])
     if answer == "busy":
@@ -93,6 +103,21 @@ def report(job, conn):
 
 def work_sums(dsn):
     Worker(dsn, "sums").run({None: add_up, "report": report})  # by kind; jobs of other kinds are released
+
+
+QUEUES = {
+    "mail": Inside(confirm, concurrency=4, batch=100),
+    "charges": Outside(charge, concurrency=10),
+    "sums": {None: add_up, "report": report},  # Inside, by kind
+}
+
+
+def work_all(dsn):
+    Worker(dsn, QUEUES).run()
+
+
+def test_all(dsn):
+    assert drain(dsn, QUEUES) == {"committed": 2}
 
 
 def measured(job, call):

@@ -230,7 +230,7 @@ class _TransactionExecutor(Executor):
                 over.__cause__ = error
                 return over
         if hasattr(error, "done"):  # an error of the worker's message
-            if error.done == 0 and sqlstate(error) == _pipeline.ENDED_BY_HANDLER:
+            if getattr(error, "done") == 0 and sqlstate(error) == _pipeline.ENDED_BY_HANDLER:
                 return RuntimeError("the handler has ended its own job")
             if sqlstate(error) == _pipeline.NO_SUCH_NAME:  # something has deallocated the statement
                 conn.named = False
@@ -298,7 +298,7 @@ class AsyncTransactionExecutor(_TransactionExecutor, AsyncExecutor):
 
     def __init__(self, link: AsyncLink) -> None:
         super().__init__()
-        self.link = link
+        self.link = link  # pyright: ignore[reportIncompatibleVariableOverride]
 
     async def _lock(self, conn: AsyncHandlersConnection) -> None:
         await conn.lock.acquire()
@@ -441,7 +441,7 @@ class ThreadTransactionExecutor(_TransactionExecutor, ThreadExecutor):
 
     def __init__(self, link: ThreadLink) -> None:
         super().__init__()
-        self.link = link
+        self.link = link  # pyright: ignore[reportIncompatibleVariableOverride]
 
     async def _lock(self, conn: Connection[Any]) -> None:
         if not await in_thread(conn.lock.acquire, True, LOCK_TIMEOUT):

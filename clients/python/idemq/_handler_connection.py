@@ -28,7 +28,7 @@ import time
 import weakref
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any, Coroutine, Iterator, NoReturn, Optional, Protocol
+from typing import Any, AsyncIterator, Coroutine, Iterator, NoReturn, Optional, Protocol
 
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, sql
@@ -523,7 +523,7 @@ class _AsyncCursor(AsyncCursor[Any]):
         return _track_stream(self._conn, super().stream(query, *args, **kwargs))
 
     @asynccontextmanager
-    async def copy(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
+    async def copy(self, statement: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         _check_statement(self._conn, statement)
         with _copying(self._conn, self):
             async with super().copy(statement, *args, **kwargs) as copy:
