@@ -9,6 +9,7 @@ import threading
 import psycopg
 
 import idemq
+import idemq._links
 import tap
 from python_common import DSN, Client, QuickFirstUse
 
@@ -237,6 +238,27 @@ class RunSteps(Client):
     def until_committed(self, run, job):
         while self.job(job)[0] != "completed":
             run()
+
+    def test_a_lock_delays_no_heartbeat(self):
+        """A step waits for an open transaction that has locked the job, and heartbeats go on."""
+        self.set_seconds("ANSWER_TIMEOUT", 600, idemq._links)
+
+        def handler(job, conn):
+            with psycopg.connect(DSN) as other:
+                other.execute("SELECT FROM idemq.jobs WHERE id = %s FOR UPDATE", [job.id])
+                thread = threading.Thread(target=job.step, args=("charge", self.call(job)))
+                thread.start()
+                self.until("SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%begin_step%%'")
+                ((before,),) = self.sql("SELECT deadline FROM idemq.running_jobs WHERE job_id = %s", job.id)
+                self.beat(job)
+                self.until("SELECT deadline > %s FROM idemq.running_jobs WHERE job_id = %s", before, job.id)
+                other.rollback()
+                thread.join()
+            self.effect(conn, 1)
+
+        (job,) = self.add(1)
+        self.assertEqual(self.drain(handler), {"committed": 1})
+        self.assertEqual((self.effects(), self.steps(job)), ([1], [("charge", "done", "answer")]))
 
     def test_the_number_of_connections_stays(self):
         sessions = []

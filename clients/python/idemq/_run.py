@@ -602,7 +602,7 @@ class Run:
                 seen = control.connections
                 self._told = False
                 await self._send_heartbeat()
-            except AnswerLost:
+            except (AnswerLost, psycopg.errors.LockNotAvailable):
                 await asyncio.sleep(0.1)
             except psycopg.Error as error:
                 log.error("heartbeat: %s", str(error).strip())
