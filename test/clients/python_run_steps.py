@@ -272,6 +272,7 @@ class RunSteps(Client):
 
         for run in self.both(handler):
             sessions.clear()
+            self.until(f"SELECT ({SESSIONS}) = 0")  # those of the worker before have ended
             self.add(1)
             self.assertEqual(run(), {"committed": 1})
             self.assertEqual(sessions, [(3,), (3,)])  # the worker's, the one that waits, and the handler's
