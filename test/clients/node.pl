@@ -3,7 +3,7 @@
 # Tests that need npm, a second server or real time are in node_slow.pl.
 # expects in log: \] XX[0-9A-Z]{3} .*canceling the wait for synchronous
 # takes long
-# at least 101 assertions
+# at least 108 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -22,7 +22,7 @@ plan skip_all => 'no node-pg' unless $ENV{IDEMQ_NODE_MODULES};
 
 my $json = JSON::PP->new->canonical;
 my $node = new_server('node', 'idemq.worker' => 'on', max_connections => 60);
-my $app = folder('app', glob "$FindBin::RealBin/node_*.mjs");
+my $app = folder('app', "$ENV{IDEMQ_SOURCE}/clients/node/examples/finished.js", glob "$FindBin::RealBin/node_*.mjs");
 
 workers_of($node, $app);
 
@@ -36,8 +36,8 @@ sub node_tests
 	return;
 }
 
-node_tests('node_modules/idemq/test/unit.test.js', 15);
-foreach ([ 'run', 13 ], [ 'cancel', 5 ], [ 'api', 27 ])
+node_tests('node_modules/idemq/test/unit.test.js', 16);
+foreach ([ 'run', 13 ], [ 'cancel', 7 ], [ 'api', 31 ])
 {
 	my ($name, $least) = @$_;
 

@@ -1,10 +1,10 @@
 // An attempt: the job that its handler gets, and its time limit.
 
-import { checkName, optionalInterval } from './arguments.js';
-import { Cancelled, Waiting, typed } from './errors.js';
+import { checkId, checkIds, checkName, optionalInterval } from './arguments.js';
+import { Cancelled, Snooze, Waiting, typed } from './errors.js';
 import { json } from './enqueue.js';
 import { finishedResult } from './handlers.js';
-import { AWAIT_EVENT, CHECKPOINT, PARENTS } from './statements.js';
+import { ADD_PARENTS, AWAIT_EVENT, CHECKPOINT, PARENTS } from './statements.js';
 import { step } from './step.js';
 import { traced } from './trace.js';
 
@@ -82,6 +82,14 @@ export class Job {
     return { arrived: outcome === 'arrived', payload };
   }
 
+  /** @type {import('../index.js').Job['addParents']} */
+  async addParents(child, parents) {
+    const values = [checkId(child, 'child'), checkIds(parents, 'parents'), this.id, this.token];
+    const locked = (await this.#attempt.ask('addParents', ADD_PARENTS, values)).filter(({ outcome }) => outcome === 'locked').map(({ id }) => id);
+    // If this attempt went on and completed, the child would start without these parents.
+    if (locked.length) throw new Snooze('1 s', `parents could not be added because another transaction is using them: ${locked.slice(0, 10).join(', ')}`);
+  }
+
   /** @type {import('../index.js').Job['parents']} */
   async parents() {
     return this.#attempt.ask('parents', PARENTS, [this.id]);
@@ -125,6 +133,8 @@ export class Attempt {
   leaseSession;
   /** Whether its lease was lost at the last check. */
   lost = false;
+  /** Whether its handler has ended it through SQL, so that it has no lease any more. The handler continues. */
+  endedItself = false;
 
   /**
    * @param {any} row of a claim @param {string} queue

@@ -16,7 +16,7 @@ import { WORKER, checkOptions } from './options.js';
 import { Outside } from './outside.js';
 import { onSignals, stopWhenHung } from './signals.js';
 import { watchSilence } from './silence.js';
-import { CLAIM, END_WAIT, HEARTBEAT, RELEASE_MANY, SETTINGS, WAIT, jobFromRow } from './statements.js';
+import { CLAIM, END_WAIT, ENDED_THEMSELVES, HEARTBEAT, RELEASE_MANY, SETTINGS, WAIT, jobFromRow } from './statements.js';
 import { Transactions } from './transactions.js';
 import { WorkerReport } from './worker-report.js';
 
@@ -37,7 +37,7 @@ export const lastWords = 4000;
  * @typedef {{ address: Address, slots: import('./handler-slots.js').ShardSlots, refused: () => boolean }} ShardOptions */
 
 /** @typedef {{
- *   queue: string, concurrency: number, batch: number, logger: import('../index.js').Logger, server: Server,
+ *   queue: string, outside: boolean, concurrency: number, batch: number, logger: import('../index.js').Logger, server: Server,
  *   mayClaim: boolean, lendWhile: <T>(work: Promise<T>) => Promise<T>,
  *   claimArguments: (session: import('./connection.js').Session, jobs?: number) => unknown[],
  *   begun: (rows: any[], asked: number, session: import('./connection.js').Session) => Attempt[],
@@ -82,6 +82,8 @@ export class Worker {
   #stoppedAt;
   #endWait = async () => {};
   #endingWait = Promise.resolve();
+  /** Settles when the last wait has ended. @type {Promise<unknown>} */
+  #waiting = Promise.resolve();
 
   /**
    * @param {import('../index.js').Connection} connection @param {string} queue
@@ -175,6 +177,7 @@ export class Worker {
     /** @type {Context} */
     const context = {
       queue: this.#queue,
+      outside: Mode === Outside,
       concurrency,
       batch,
       logger: this.#logger,
@@ -212,12 +215,14 @@ export class Worker {
       const { session } = this.waiter;
       // Waits that do not end by themselves are abandoned: their connection is silent, or the server could not be asked to end them.
       waitTimer = setTimeout(() => this.waiter.session?.destroy(), waitEnds);
+      // While handlers run, the session then listens.
+      this.#waiting.then(() => clearTimeout(waitTimer));
       if (session?.direct) await report.endWait(session.process, this.#running.size === 0);
     };
     try {
       await this.#dispatch(context, batch);
     } finally {
-      while (this.#busySlots > 0) await new Promise((resolve) => (this.#onSlotFreed = () => resolve(undefined)));
+      while (this.#busySlots > 0) await this.#listen(new Promise((resolve) => (this.#onSlotFreed = () => resolve(undefined))));
       // If a report is interrupted, it could be written after the last one.
       await Promise.race([this.#endingWait, sleep(1000, this.#over.signal)]);
       await report.reportStopping(this.#over.signal);
@@ -270,7 +275,7 @@ export class Worker {
    * @param {string | null} queue
    */
   #wait(queue) {
-    return this.waiter.withSession(async (session) => {
+    const waiting = this.waiter.withSession(async (session) => {
       if (queue === null && !session.hearsEnds) return;
       const longest = session.direct ? longestWait : longestPooledWait;
       const ms = session.statementTimeout > 0 ? Math.min(longest, 0.8 * session.statementTimeout) : longest;
@@ -279,20 +284,28 @@ export class Worker {
       this.#told = true;
       this.#heartbeatNow();
     });
+    this.#waiting = waiting.catch(() => {});
+    return waiting;
   }
 
-  /** Listens, in the session that otherwise waits for jobs, until a slot is free. @param {Promise<void>} freed */
+  /**
+   * Listens, in the session that otherwise waits for jobs, until a slot is free. A worker that is stopping does not open a session for that.
+   * @param {Promise<void>} freed
+   */
   async #listen(freed) {
     let over = false;
     freed.then(() => (over = true));
     await Promise.race([freed, sleep(listenAfter, this.#stop.signal)]);
-    while (!over && (this.waiter.session?.hearsEnds ?? true)) {
-      const listening = this.#wait(null).catch(() => sleep(1000, this.#stop.signal)); // until then, heartbeats find the end of an attempt
+    const stopping = this.#stop.signal.aborted;
+    while (!over && (this.waiter.session?.hearsEnds ?? !stopping)) {
+      const pause = () => sleep(1000, stopping ? this.#over.signal : this.#stop.signal); // until then, heartbeats find the end of an attempt
+      const listening = this.#wait(null).catch(pause);
       await Promise.race([freed, listening]);
       const { session } = this.waiter;
       if (!over || !session?.direct) continue;
-      await this.control.rows(END_WAIT, [session.process]).catch(() => {});
-      await Promise.race([listening, sleep(waitEnds, this.#over.signal)]);
+      const limit = sleep(waitEnds, this.#over.signal);
+      await Promise.race([this.control.rows(END_WAIT, [session.process]).catch(() => {}), limit]);
+      await Promise.race([listening, limit]);
     }
     await freed;
   }
@@ -467,7 +480,7 @@ export class Worker {
       // The heartbeats that are under way may have been answered before the attempt ended, so send others after them.
       if (asking || !this.#told) await Promise.race([due, sleep(Math.min(this.#lease / 3, 3_600_000), this.#over.signal), ...(asking && this.#told ? [asking] : [])]);
       if (!asking) this.#told = false;
-      const running = [...this.#running].filter((attempt) => attempt.why !== 'timeout');
+      const running = [...this.#running].filter((attempt) => attempt.why !== 'timeout' && !attempt.endedItself);
       if (running.length > 0) asking ??= this.#sendHeartbeat(running).finally(() => (asking = undefined));
       await Promise.race([asking, sleep(this.#lease / 6, this.#over.signal)]);
       for (const attempt of running) {
@@ -475,6 +488,19 @@ export class Worker {
       }
     }
     await asking;
+  }
+
+  /** Marks stale attempts that have ended themselves. A transaction can only be rolled back, so its attempt is not among them. @param {import('./connection.js').Session} session @param {Attempt[]} stale */
+  async #findEnded(session, stale) {
+    if (stale.length === 0 || !(this.#mode instanceof Outside)) return;
+    const values = [stale.map(({ job }) => job.id), stale.map(({ job }) => job.token)];
+    const { rows } = await withTimeout(this.control.answerTimeout, session, session.query(ENDED_THEMSELVES, values));
+    const tokens = new Set(rows.map((row) => row.token));
+    for (const attempt of stale) {
+      if (!tokens.has(attempt.job.token)) continue;
+      attempt.endedItself = true;
+      attempt.leaseEnds = Infinity;
+    }
   }
 
   /** @param {Attempt[]} running */
@@ -485,11 +511,13 @@ export class Worker {
         const values = [running.map(({ job }) => job.id), running.map(({ job }) => job.token), this.#options.lease];
         const { rows } = await withTimeout(this.control.answerTimeout, session, session.query(HEARTBEAT, values));
         const outcomes = new Map(rows.map((row) => [`${row.id} ${row.token}`, row.outcome]));
+        const outcomeOf = (/** @type {Attempt} */ { job }) => outcomes.get(`${job.id} ${job.token}`);
+        await this.#findEnded(session, running.filter((attempt) => outcomeOf(attempt) === 'stale' && this.#running.has(attempt) && !attempt.commitSent));
         for (const attempt of running) {
-          const outcome = outcomes.get(`${attempt.job.id} ${attempt.job.token}`);
+          const outcome = outcomeOf(attempt);
           if (outcome === 'current') attempt.leaseEnds = asked + this.#lease;
           // If the job is committed, or about to be, there is no lease any more.
-          else if (this.#running.has(attempt) && !attempt.commitSent) attempt.cancel(outcome === 'expired' ? 'timeout' : 'lease');
+          else if (this.#running.has(attempt) && !attempt.commitSent && !attempt.endedItself) attempt.cancel(outcome === 'expired' ? 'timeout' : 'lease');
         }
       });
     } catch (error) {
