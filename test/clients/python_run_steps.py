@@ -216,9 +216,9 @@ class RunSteps(Client):
         seen = []
 
         def handler(job, conn):
-            if job.attempt == 1:
+            if not self.calls:
                 try:
-                    yield job.step("charge", self.call(job, "late", lambda: self.sql("SELECT idemq.fail(id, token, 'taken away') FROM idemq.jobs WHERE id = %s", job.id)))
+                    yield job.step("charge", self.call(job, "late", lambda: self.sql("SELECT idemq.revoke_lease(%s)", job.id)))
                 except (idemq.StaleToken, asyncio.CancelledError) as error:
                     seen.append(str(error))
                     raise
