@@ -295,6 +295,19 @@ class RunSteps(Client):
             self.assertEqual(run(), {"committed": 1})
             self.assertEqual((self.job(job)[:2], self.effects(), len(self.calls)), (("completed", 1), [1], 1))
 
+    def test_parents_are_added_by_the_transaction(self):
+        """add_parents is a use of the connection: what it adds is rolled back with the attempt."""
+        def handler(job, conn):
+            yield job.add_parents(child, [other])
+            raise idemq.RetryLater("1 h")
+
+        for run in self.both(handler):
+            (job,) = self.add(1)
+            (child,) = self.add(2, depends_on=[job])
+            (other,) = self.add(3, delay="1 h")
+            self.assertEqual(run(), {"retrying": 1})
+            self.assertEqual(self.sql("SELECT parent FROM idemq.dependencies WHERE child = %s", child), [(job,)])
+
     def test_a_thread_of_the_handler(self):
         """The connection is used while another thread makes a step: neither waits for the other's lock."""
         begun, used = threading.Event(), threading.Event()
