@@ -5,8 +5,9 @@
  * by statements that are short and waited for; `waiter` sleeps in CALL idemq.wait_any, and is
  * read in the loop, so that a wait holds up nothing.  It waits only when there is a free slot
  * and the last claim has found less than was asked for: a runner that is busy takes no wake-up
- * from one that is not.  A runner that is busy listens on it: the server ends the wait when an
- * attempt is cancelled or taken back, and heartbeats say which.  Every other process is a program, or the keeper (keeper.c).
+ * from one that is not.  A runner that is busy listens on it, also while it drains: the server ends
+ * the wait when an attempt is cancelled or taken back, and heartbeats say which.  Every other process
+ * is a program, or the keeper (keeper.c).
  *
  * Nothing is claimed for a slot that cannot take a job now (ready).
  *
@@ -361,14 +362,18 @@ begin_wait(void)
 	send_wait(options.queues);
 }
 
-/* When to begin to listen for the end of an attempt, because no wait for work does; NEVER: not now. */
+/*
+ * When to begin to listen for the end of an attempt, because no wait for work does; NEVER: not now.  A
+ * runner that drains listens only as long as it has the connection.
+ */
 static int64_t
 listen_at(void)
 {
 	int64_t at = NEVER;
 
-	if (waiting || work_draining || gave_up || (ready_slots(false) > 0 && !options.once) ||
-		(waiter.conn != NULL && !waiter.hears))
+	if (waiting || gave_up || (waiter.conn != NULL && !waiter.hears))
+		return NEVER;
+	if (work_draining ? waiter.conn == NULL : ready_slots(false) > 0 && !options.once)
 		return NEVER;
 	for (int i = 0; i < options.jobs; i++)
 	{
@@ -456,16 +461,36 @@ leave_wait(void)
 /*
  * Ends the wait.  A cancel would also do that, but leave an error in the server's log at each deployment; so
  * the server is asked to end it, on the other connection, and the waiter's answer is read in the loop.
+ * While something runs, the runner keeps listening.
  */
 static void
 end_wait(void)
 {
+	bool listens = waiter.conn != NULL && waiter.hears && running() > 0;
+
+	if (listens && (listening || !waiting))
+		return;
 	if (waiting && waiter.own && work.conn != NULL)
 		report_end_of_wait(&work, jobs, PQbackendPID(waiter.conn));
 	/* Behind a pooler it runs out. */
 	if (!waiting || (waiter.own && work.conn == NULL))
 		leave_wait();
 	wait_end = now_ms() + WAIT_ENDS;
+}
+
+/* Listens while something runs, although no more is claimed. */
+static void
+listen_in_drain(int busy)
+{
+	if (busy > 0 && now_ms() >= listen_at())
+		begin_listening();
+	else if (busy == 0 && waiting && listening && !listen_ended)
+	{
+		end_listening();
+		if (!listen_ended)
+			leave_wait();
+		wait_end = sooner(wait_end, now_ms() + WAIT_ENDS);
+	}
 }
 
 static void
@@ -556,7 +581,10 @@ round_of_work(void)
 	drain();
 	busy = busy_slots();
 	if (work_draining)
+	{
+		listen_in_drain(busy);
 		return busy > 0 || waiting;
+	}
 	if (gave_up && (options.once || !claimed_once))
 		return busy > 0;
 	/* An end may let another begin: of its group, or below its queue's limit. */

@@ -15,6 +15,9 @@
  * it stale, as it calls one whose lease is lost: so try_commit is asked before anything is ended,
  * and tells the two apart.  What it does is rolled back: a claim that had made the attempt stale may
  * have been undone meanwhile, and then it would commit a job that is still being carried out.
+ *
+ * An attempt may also fail or release its job itself, or await an event.  idemq.attempts says so.
+ * Whichever way it has ended itself, it runs on, and nothing is said about it.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -130,12 +133,21 @@ job_holds(const struct job *job)
 	return job->id != NULL && job->ending != LEASE_LOST && job->ending != CANCELLED && !job->done;
 }
 
+/* The attempt has ended itself. */
 static void
-lose(struct job *job)
+job_is_done(struct job *job, const char *outcome)
+{
+	job->done = true;
+	job->doubted = false;
+	if (options.verbose)
+		say("%s %s: already %s by the %s", job->queue, job->id, outcome, executor->noun);
+}
+
+static void
+lose(struct job *job, const char *why)
 {
 	job->doubted = false;
-	say("%s %s: the lease was lost, so the %s is being stopped", job->queue, job->id,
-		executor->noun);
+	say("%s %s: %s, so the %s is being stopped", job->queue, job->id, why, executor->noun);
 	job_end(job, LEASE_LOST);
 }
 
@@ -154,7 +166,36 @@ job_heard(struct job *job, const char *outcome, int64_t asked_at)
 		job_end(job, CANCELLED);
 	}
 	else if (job->running)
-		lose(job);
+		lose(job, "the lease was lost");
+}
+
+/* Asks the server who has ended an attempt that is neither current nor committed. */
+static void
+ask_who_ended(struct job *job, struct server *server)
+{
+	const char *values[] = {job->id, job->token};
+	PGresult *result = server_ask(server,
+								  "SELECT outcome, error IS NULL FROM idemq.attempts"
+								  " WHERE job_id = $1::bigint AND token = $2::bigint",
+								  2, values);
+	const char *outcome = "";
+	bool revoked = false;
+
+	/* The connection is lost. */
+	if (result == NULL)
+		return;
+	if (PQresultStatus(result) == PGRES_TUPLES_OK && PQntuples(result) == 1)
+	{
+		outcome = PQgetvalue(result, 0, 0);
+		revoked = strcmp(outcome, "released") == 0 && strcmp(PQgetvalue(result, 0, 1), "f") == 0;
+	}
+	if (strcmp(outcome, "failed") == 0 || (strcmp(outcome, "released") == 0 && !revoked))
+		job_is_done(job, outcome);
+	else
+		lose(job, strcmp(outcome, "cancelled") == 0 ? "the job was cancelled"
+				  : revoked							? "the lease was revoked"
+													: "the lease was lost");
+	PQclear(result);
 }
 
 void
@@ -177,14 +218,9 @@ job_doubt(struct job *job, struct server *server)
 		job->beat_at = now_ms();
 	}
 	else if (strcmp(outcome, "already_committed") == 0)
-	{
-		job->done = true;
-		job->doubted = false;
-		if (options.verbose)
-			say("%s %s: already committed by the %s", job->queue, job->id, executor->noun);
-	}
+		job_is_done(job, "committed");
 	else
-		lose(job);
+		ask_who_ended(job, server);
 	PQclear(result);
 }
 

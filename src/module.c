@@ -35,7 +35,7 @@ static const ShmemPart *const parts[] = {
 	&idemq_wake_part,		&idemq_wanted_room_part,	 &idemq_handlers_known_part,
 	&idemq_handlers_part,	&idemq_notify_ring_part,	 &idemq_end_wait_part,
 	&idemq_unfinished_part, &idemq_unfinished_open_part, &idemq_group_room_part,
-	&idemq_listeners_part,
+	&idemq_listeners_part,	&idemq_finished_rings_part,	 &idemq_finished_jobs_part,
 };
 
 /* Raises 55000 with the very line to add to postgresql.conf. */

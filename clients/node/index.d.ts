@@ -332,6 +332,7 @@ export interface QueueSettings {
   maxHoldBack?: Interval | null;
   maxUnfinished?: number | null;
   groupMaxUnfinished?: number | null;
+  notifyFinished?: boolean | null;
 }
 
 /** Result of ensureQueue and ensureHandler. */
@@ -369,6 +370,38 @@ export function waitResults<Result = unknown>(
   client: Queryable, ids: string[], timeout?: Interval,
 ): Promise<{ status: Status; result: Result | null }[]>;
 
+/** A job has finished. This is a hint: by now, it may have been retried or deleted. */
+export interface FinishedJob {
+  event: 'finished';
+  queue: string;
+  id: string;
+  status: 'completed' | 'dead' | 'cancelled';
+}
+
+/** Jobs of a queue may have finished that no FinishedJob names. Read your tables again. */
+export interface Overflow {
+  event: 'overflow';
+  queue: string;
+  /** Number of jobs, or null if it is not known, for example after a connection was opened. */
+  lost: number | null;
+}
+
+/** Options of finishedJobs. */
+export interface FinishedJobsOptions {
+  /** Ends the iteration when it fires. */
+  signal?: AbortSignal;
+  logger?: Logger;
+}
+
+/**
+ * Iterates over the jobs of these queues as they are completed, dead or cancelled. An Overflow means that jobs may have finished that are
+ * not named: each queue begins with one, and each new connection does. The queues must have notifyFinished, and the connection must not
+ * lead to a pooler in transaction mode. The iterator has its own connection, which ends with the loop.
+ */
+export function finishedJobs(
+  connection: Connection, queues: string | string[], options?: FinishedJobsOptions,
+): AsyncGenerator<FinishedJob | Overflow, void, undefined>;
+
 /** Creates a pool of pg that connects to whichever of several hosts accepts writes. It is for producers; a Worker does not need one. */
 export function createPool(connection: Connection, options?: PoolConfig): Pool;
 
@@ -403,6 +436,13 @@ export interface Job<Payload = unknown, Kind extends string | null = string | nu
    * necessary. When the event arrives or the timeout has passed, the handler starts again, and this call returns the outcome.
    */
   awaitEvent<Event = Json>(name: string, timeout: Interval): Promise<{ arrived: true; payload: Event } | { arrived: false; payload: null }>;
+  /**
+   * Makes a child of this job wait for further jobs, which have been enqueued since this one. In a handler with a transaction,
+   * they are added if it commits; otherwise immediately. A job that is already a parent stays one. If another transaction is just
+   * using one of these jobs, Snooze ends the handler, its transaction rolls back, no attempt is counted, and the job
+   * runs again a second later.
+   */
+  addParents(child: string, parents: readonly string[]): Promise<void>;
   /** The jobs in dependsOn of this one. status is null if the parent was completed and deleted, in a queue that keeps no jobs. */
   parents<Q extends string = [Declared] extends [never] ? string : Declared>(): Promise<Parent<Q>[]>;
   /**

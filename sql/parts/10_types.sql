@@ -7,7 +7,8 @@ CREATE TYPE idemq.outcome AS ENUM (
 	'claimed', 'claimed_again', 'locked', 'completed', 'dead', 'cancelled',
 	'blocked', 'not_due', 'not_found',
 	'committed', 'already_committed', 'stale',
-	'current', 'expired', 'retrying', 'released');
+	'current', 'expired', 'retrying', 'released',
+	'added', 'already');
 COMMENT ON TYPE idemq.outcome IS 'outcome of a call: what the call did, or why it did nothing';
 
 CREATE TYPE idemq.enqueue_result AS (

@@ -31,6 +31,7 @@ CREATE TABLE idemq.queues (
 	max_hold_back      interval NOT NULL DEFAULT '1 h',
 	max_unfinished     int,
 	group_max_unfinished int,
+	notify_finished    boolean NOT NULL DEFAULT false,
 	declared           jsonb CHECK (pg_catalog.jsonb_typeof(declared) OPERATOR(pg_catalog.=) 'object')
 );
 COMMENT ON TABLE idemq.queues IS 'one row per queue, with its settings; use idemq.alter_queue to change them';
@@ -61,6 +62,7 @@ COMMENT ON COLUMN idemq.queues.group_rate_burst IS 'size of the bucket for group
 COMMENT ON COLUMN idemq.queues.max_hold_back IS 'maximum duration of a hold (idemq.hold_back), counted from its beginning even if it is extended; 0 forbids holds';
 COMMENT ON COLUMN idemq.queues.max_unfinished IS 'maximum number of unfinished jobs (blocked, pending, running and retrying); an enqueue that would exceed it raises IQ007; NULL means no limit';
 COMMENT ON COLUMN idemq.queues.group_max_unfinished IS 'maximum number of unfinished jobs of one group; an enqueue that would exceed it raises IQ007; NULL means no limit';
+COMMENT ON COLUMN idemq.queues.notify_finished IS 'whether the background worker announces the ids and statuses of finished jobs with NOTIFY, on the channel idemq_finished:<queue>';
 COMMENT ON COLUMN idemq.queues.declared IS 'settings that calls of idemq.ensure_queue have named, each with the value declared last; null means no limit or none. NULL means that ensure_queue has never declared the queue.';
 COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue is paused with idemq.pause, so that no jobs can be claimed';
 COMMENT ON COLUMN idemq.queues.paused_until IS 'when a paused queue resumes automatically; NULL means that the queue stays paused until idemq.resume is called';

@@ -27,7 +27,8 @@ CREATE FUNCTION idemq.create_queue(
 	group_rate_burst int DEFAULT NULL,
 	max_hold_back interval DEFAULT '1 h',
 	max_unfinished int DEFAULT NULL,
-	group_max_unfinished int DEFAULT NULL)
+	group_max_unfinished int DEFAULT NULL,
+	notify_finished boolean DEFAULT false)
 	RETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_create_queue';
 COMMENT ON FUNCTION idemq.create_queue
 	IS 'Create a queue. Returns its queue_id. The caller gets the enqueue, claim and admin privileges. Raises 42710 if the queue already exists, and 53400 if there are already idemq.max_queues queues.
@@ -43,7 +44,8 @@ COMMENT ON FUNCTION idemq.create_queue
 - rate_burst, group_rate_burst: size of a bucket that refills at a constant rate (GCRA). A size of 1 spaces the starts evenly. NULL means that the limit applies to every period and that all starts allowed in a period may happen at once.
 - max_hold_back: maximum duration of a hold that a worker can begin with idemq.hold_back; 0 forbids holds
 - max_unfinished: maximum number of unfinished jobs, beyond which an enqueue raises IQ007; NULL means no limit
-- group_max_unfinished: the same for each group, from 1 to 10,000; NULL means no limit';
+- group_max_unfinished: the same for each group, from 1 to 10,000; NULL means no limit
+- notify_finished: whether the background worker announces the ids and statuses of finished jobs with NOTIFY, on the channel idemq_finished:<queue>';
 
 CREATE FUNCTION idemq.alter_queue(
 	name text,
@@ -71,7 +73,8 @@ CREATE FUNCTION idemq.alter_queue(
 	group_rate_burst int DEFAULT NULL,
 	max_hold_back interval DEFAULT NULL,
 	max_unfinished int DEFAULT NULL,
-	group_max_unfinished int DEFAULT NULL)
+	group_max_unfinished int DEFAULT NULL,
+	notify_finished boolean DEFAULT NULL)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_alter_queue';
 COMMENT ON FUNCTION idemq.alter_queue
 	IS 'Change a queue''s settings from the next call on. NULL leaves a setting unchanged. 0 removes max_running, rate_limit, rate_burst, group_rate_limit, group_rate_burst, job_timeout, max_unfinished or group_max_unfinished, and '''' removes dead_letter_queue. Jobs already enqueued keep their max_attempts, and running jobs keep their leases. Raises 22023 if lease would exceed max_lease. Requires admin.';
@@ -104,6 +107,7 @@ CREATE FUNCTION idemq.ensure_queue(
 	max_hold_back interval DEFAULT NULL,
 	max_unfinished int DEFAULT NULL,
 	group_max_unfinished int DEFAULT NULL,
+	notify_finished boolean DEFAULT NULL,
 	OUT outcome text,
 	OUT changes jsonb)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_ensure_queue';

@@ -15,7 +15,7 @@ CREATE TABLE idemq.dependencies (
 	autovacuum_vacuum_cost_delay = 0,
 	vacuum_truncate = off
 );
-COMMENT ON TABLE idemq.dependencies IS 'one row per pair of child and parent. The parent is a job on which the child depends (depends_on). A row exists as long as its child does. Row-level security restricts the rows to children in queues that the role may claim from or administer.';
+COMMENT ON TABLE idemq.dependencies IS 'one row per pair of child and parent. The parent is a job on which the child depends (depends_on, add_parents). A row exists as long as its child does. Row-level security restricts the rows to children in queues that the role may claim from or administer.';
 COMMENT ON COLUMN idemq.dependencies.child IS 'id of the job that waits';
 COMMENT ON COLUMN idemq.dependencies.parent IS 'id of the job that the child waits for';
 COMMENT ON COLUMN idemq.dependencies.queue_id IS 'numeric id of the child''s queue';
@@ -80,6 +80,19 @@ COMMENT ON FUNCTION idemq.parents(bigint)
 	IS 'List the jobs on which a job depends, with their statuses and results. Returns no rows if you may neither claim nor administer the job.
 - The list includes results from queues on which you hold no privilege, as they were when the job was unblocked, because the role that enqueued the job was allowed to read them.
 - status is NULL if the parent was completed and deleted (retention 0), or was claimed again and you hold no privilege on its queue.';
+
+CREATE FUNCTION idemq.add_parents(child bigint, parents bigint[], id bigint, token bigint)
+	RETURNS TABLE (parent bigint, outcome idemq.outcome)
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_add_parents';
+COMMENT ON FUNCTION idemq.add_parents(bigint, bigint[], bigint, bigint)
+	IS 'Make a child of the running job with this id and token wait for further parents. Returns one row per parent. Requires claim on the job''s queue, enqueue on the child''s queue, and any privilege on the parents'' queues.
+- Call it while the job is running. In the transaction that commits the job, call it before idemq.commit.
+- added: the child waits for this parent if this transaction commits. If the parent has already finished, it counts as it would in depends_on.
+- already: the job was already a parent of the child
+- locked: not added, because another transaction is ending the running job, deleting the child or the parent, adding the same parent, or checking whether the child can start. Roll back and try again.
+- Raises 22023 if a parent was enqueued before the running job, or if it waits for parents and was not enqueued by this transaction.
+- Raises 55000 if the child does not wait for the running job.
+- Raises IQ001 (stale token), IQ002 (no such job) or IQ006 (already committed).';
 
 CREATE FUNCTION idemq.enqueue_graph(jobs jsonb)
 	RETURNS TABLE (name text, id bigint, outcome idemq.outcome, status idemq.status)

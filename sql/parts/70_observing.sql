@@ -299,13 +299,13 @@ COMMENT ON COLUMN idemq.background_worker.lag IS 'how long the oldest unfinished
 
 CREATE FUNCTION idemq_internal.task_counts()
 	RETURNS TABLE (task text, runs bigint, failures bigint, busy interval)
-	ROWS 14 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_task_counts';
+	ROWS 15 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_task_counts';
 COMMENT ON FUNCTION idemq_internal.task_counts() IS 'Return the rows of idemq.maintenance_tasks, one per maintenance task.';
 
 CREATE VIEW idemq.maintenance_tasks AS SELECT task, runs, failures, busy
 	FROM idemq_internal.task_counts();
 COMMENT ON VIEW idemq.maintenance_tasks IS 'work done by this database''s background worker since the server started, with one row per maintenance task, or no row if the database has had no background worker';
-COMMENT ON COLUMN idemq.maintenance_tasks.task IS 'name of the task: promote, reap, recover, due, remind, expire, handle, tick, notify, count, purge, history, discover or follow. The promote task makes the heads of groups ready. The reap task reclaims jobs whose leases have expired, and the recover task finds leases that were lost in a restart. The due task wakes waiting sessions, and the remind task wakes them again. The expire task cancels jobs that were not claimed in time. The handle task starts handler processes, the tick task runs schedules, and the notify task sends notifications. The count task counts the jobs in each queue, the purge task applies retention, and the history task writes idemq.history. The discover and follow tasks run when the worker starts.';
+COMMENT ON COLUMN idemq.maintenance_tasks.task IS 'name of the task: promote, reap, recover, due, remind, expire, handle, tick, notify, announce, count, purge, history, discover or follow. The promote task makes the heads of groups ready. The reap task reclaims jobs whose leases have expired, and the recover task finds leases that were lost in a restart. The due task wakes waiting sessions, and the remind task wakes them again. The expire task cancels jobs that were not claimed in time. The handle task starts handler processes, the tick task runs schedules, and the notify task sends notifications. The announce task sends those about finished jobs. The count task counts the jobs in each queue, the purge task applies retention, and the history task writes idemq.history. The discover and follow tasks run when the worker starts.';
 COMMENT ON COLUMN idemq.maintenance_tasks.runs IS 'number of runs';
 COMMENT ON COLUMN idemq.maintenance_tasks.failures IS 'number of runs that failed; the errors are in the server log';
 COMMENT ON COLUMN idemq.maintenance_tasks.busy IS 'total duration of all runs';

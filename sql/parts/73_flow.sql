@@ -152,15 +152,25 @@ DECLARE
 		FROM unnest(ids) WITH ORDINALITY u (id, n));
 	depths int[] := array_fill(0, ARRAY[cardinality(ids)]);
 	edge record;
+	changed boolean;
+	younger boolean;
 BEGIN
-	-- A parent is older than its child: its depth is known by then.
-	FOR edge IN SELECT u.n AS child, (places -> d.parent::text)::int AS parent
-		FROM unnest(ids) WITH ORDINALITY u (id, n) CROSS JOIN LATERAL (
-			SELECT d.parent FROM idemq.dependencies d WHERE d.child = u.id OFFSET 0) d
-		ORDER BY u.n LOOP
-		IF depths[edge.child] <= depths[edge.parent] THEN
-			depths[edge.child] := depths[edge.parent] + 1;
-		END IF;
+	-- A parent is older than its child, so its depth is known by then; unless it was added (add_parents):
+	-- then this repeats, at most once per job on the longest path.
+	FOR pass IN 1 .. cardinality(ids) LOOP
+		changed := false;
+		younger := false;
+		FOR edge IN SELECT u.n AS child, (places -> d.parent::text)::int AS parent
+			FROM unnest(ids) WITH ORDINALITY u (id, n) CROSS JOIN LATERAL (
+				SELECT d.parent FROM idemq.dependencies d WHERE d.child = u.id OFFSET 0) d
+			ORDER BY u.n LOOP
+			younger := younger OR coalesce(edge.parent > edge.child, false);
+			IF depths[edge.child] <= depths[edge.parent] THEN
+				depths[edge.child] := depths[edge.parent] + 1;
+				changed := true;
+			END IF;
+		END LOOP;
+		EXIT WHEN NOT (changed AND younger);
 	END LOOP;
 	RETURN QUERY SELECT j.id, idemq.queue_name(j.queue_id), j.kind, j.status,
 			ARRAY(SELECT d.parent FROM idemq.dependencies d

@@ -73,7 +73,10 @@ CREATE FUNCTION idemq.ensure_handler(
 	max_idle interval DEFAULT '10 s', OUT outcome text, OUT changes jsonb)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_ensure_handler';
 COMMENT ON FUNCTION idemq.ensure_handler(text, text, int, int, interval)
-	IS 'Set a queue''s handler with idemq.set_handler, unless the same role has already set it with the same arguments. Returns the outcome created, changed or unchanged; if changed, changes contains the changed arguments, each with from and to. An unchanged call only reads; if the handler was stopped after crashes, the call does not restart it, but raises a WARNING. Requires any privilege on the queue for unchanged, and otherwise EXECUTE on idemq.set_handler and the privileges that this function requires. A call that sets the handler is recorded in idemq.audit as set_handler.';
+	IS 'Set a queue''s handler with idemq.set_handler, unless the same role has already set it with the same arguments. Returns the outcome created, changed or unchanged; if changed, changes contains the changed arguments, each with from and to.
+- unchanged: the call only reads. If the handler was stopped after crashes, the call does not restart it, but raises a WARNING
+- created, changed: recorded in idemq.audit as set_handler
+- privileges: any privilege on the queue for unchanged, and otherwise EXECUTE on idemq.set_handler and the privileges that this function requires';
 
 CREATE FUNCTION idemq.drop_handler(queue text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';

@@ -115,6 +115,6 @@ GRANT SELECT ON idemq.shard TO PUBLIC;
 GRANT EXECUTE ON FUNCTION idemq.assert_shard, idemq.shard_of, idemq.result TO PUBLIC;
 -- Parents and children; idemq.parents asks for itself.
 GRANT SELECT ON idemq.dependencies, idemq.children TO PUBLIC;
-GRANT EXECUTE ON FUNCTION idemq.parents, idemq.enqueue_graph, idemq.flow_ids, idemq.flow,
-	idemq.flow_jobs TO PUBLIC;
+GRANT EXECUTE ON FUNCTION idemq.parents, idemq.add_parents, idemq.enqueue_graph,
+	idemq.flow_ids, idemq.flow, idemq.flow_jobs TO PUBLIC;
 GRANT EXECUTE ON PROCEDURE idemq.wait_results, idemq.wait_for_room TO PUBLIC;

@@ -106,10 +106,13 @@ idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *q
 			change_job_note(&entry, "kind", TextDatumGetCString(job.row->tts_values[COL_KIND]));
 		/*
 		 * The write may have to wait for the worker, so the worker is told first.  A call that does
-		 * not wait does not wake it: it would stop for a job that is then left as it is.
+		 * not wait does not wake it: it would stop for a job that is then left as it is.  Nor does a
+		 * handler that cancels its own job in its own transaction: it would interrupt itself, and the
+		 * rollback would undo the cancel.
 		 */
 		if ((event == EVENT_CANCEL || event == EVENT_RELEASE) && job.status == JOB_RUNNING)
-			idemq_pending_note_cancel(queue.id, id, job.token, changer->wait != JOB_SKIPS);
+			idemq_pending_note_cancel(queue.id, id, job.token,
+									  changer->wait != JOB_SKIPS && !idemq_jobs_is_held_here(&job));
 		write = idemq_transition(table, &job, &queue, event, &args, changer->wait);
 		if (write == JOB_LOCKED)
 			return OUTCOME_LOCKED;

@@ -73,14 +73,14 @@ check_may_change(const QueueInfo *queue, const DeclaredDifference *difference)
 				idemq_grant_text(queue->name, GetUserNameFromId(GetUserId(), false), "admin")));
 }
 
-/* Warns of settings that were changed since they were declared. */
+/* Warns of settings that have been changed since they were declared. */
 static void
 warn_of_kept(const QueueInfo *queue, const DeclaredDifference *difference)
 {
 	if (VARSIZE_ANY_EXHDR(DatumGetTextPP(difference->kept_names)) == 0)
 		return;
 	ereport(WARNING,
-			errmsg("settings of queue \"%s\" were changed since they were declared: %s",
+			errmsg("settings of queue \"%s\" have been changed since they were declared: %s",
 				   queue->name, TextDatumGetCString(difference->kept_names)),
 			errdetail("%s.", TextDatumGetCString(difference->kept_details)),
 			errhint("idemq.ensure_queue keeps such a setting until its declared value changes. Use "

@@ -5,6 +5,8 @@
  */
 #include "postgres.h"
 
+#include "utils/builtins.h"
+
 #include "api/api.h"
 #include "base/base.h"
 
@@ -39,6 +41,7 @@ static bool
 decide_revoke(const Job *job, const void *arg, EventArgs *args, JobEvent *event, Outcome *outcome)
 {
 	*event = EVENT_RELEASE;
+	args->error = cstring_to_text("the lease was revoked");
 	*outcome = job->status == JOB_RUNNING ? OUTCOME_RELEASED : idemq_outcome_of_status(job->status);
 	return job->status == JOB_RUNNING;
 }

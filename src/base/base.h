@@ -101,10 +101,12 @@ typedef enum Outcome
 	OUTCOME_CURRENT,
 	OUTCOME_EXPIRED,
 	OUTCOME_RETRYING,
-	OUTCOME_RELEASED
+	OUTCOME_RELEASED,
+	OUTCOME_ADDED,
+	OUTCOME_ALREADY
 } Outcome;
 
-#define OUTCOME_COUNT (OUTCOME_RELEASED + 1)
+#define OUTCOME_COUNT (OUTCOME_ALREADY + 1)
 
 /* A position in the ready index of one queue and priority. */
 typedef struct ReadyKey

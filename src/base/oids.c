@@ -30,7 +30,8 @@ static const char *const outcome_names[] =
 	{"accepted", "duplicate", "rerun",	   "claimed",			"claimed_again",
 	 "locked",	 "completed", "dead",	   "cancelled",			"blocked",
 	 "not_due",	 "not_found", "committed", "already_committed", "stale",
-	 "current",	 "expired",	  "retrying",  "released"};
+	 "current",	 "expired",	  "retrying",  "released",			"added",
+	 "already"};
 StaticAssertDecl(lengthof(status_names) == JOB_STATUS_COUNT, "a status has no name");
 StaticAssertDecl(lengthof(outcome_names) == OUTCOME_COUNT, "an outcome has no name");
 

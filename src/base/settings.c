@@ -91,7 +91,7 @@ idemq_settings_define(void)
 		"Without a background worker, expired leases are reclaimed only when a session claims "
 		"jobs, and idemq sends no notifications.",
 		&idemq_worker, true, PGC_SIGHUP, 0, NULL, NULL, NULL);
-	DefineCustomBoolVariable("idemq.notify", "Sends notifications on the channel idemq_<queue>.",
+	DefineCustomBoolVariable("idemq.notify", "Sends notifications about ready and finished jobs.",
 							 NULL, &idemq_notify, true, PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomBoolVariable(
 		"idemq.history", "Records statistics about each queue in idemq.history.",

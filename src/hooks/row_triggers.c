@@ -187,7 +187,14 @@ note_result(const JobVersion *before, const JobVersion *after)
 	if (after == NULL)
 		idemq_pending_note(ACTION_GONE, NULL, 0);
 	else if (after->is_finished)
-		idemq_pending_note_finished(qstate_of(after), after->queue_id, after->id);
+	{
+		QueueInfo queue;
+		bool known = idemq_queue_by_id(after->queue_id, &queue);
+		bool announces = known && queue.notify_finished && job_status_is_finished(after->status);
+
+		idemq_pending_note_finished(known ? queue.qstate : NULL, after->queue_id, after->id,
+									announces ? after->status : NOT_ANNOUNCED);
+	}
 }
 
 /*
@@ -223,7 +230,8 @@ SQL_FUNCTION(idemq_sql_jobs_changed)
 		if (before->status == JOB_RUNNING &&
 			!(after != NULL && after->status == JOB_RUNNING && after->token == before->token &&
 			  after->queue_id == before->queue_id))
-			idemq_pending_note_end(qstate_of(before), before->queue_id, before->id, before->token);
+			idemq_pending_note_end(qstate_of(before), before->queue_id, before->id, before->token,
+								   NOT_ANNOUNCED, true);
 	}
 	if (after != NULL)
 	{

@@ -463,6 +463,9 @@ extern void idemq_group_rooms_end(GroupAsks *asks);
  */
 
 extern void idemq_new_child(JobChange *columns, NewDependencies *depends);
+extern bool idemq_parent_hold(JobsTable *table, const char *argument, int64 parent, JobWait wait,
+							  QueueInfo *queue, Job *job);
+extern void idemq_parent_note(NewDependencies *depends, const Job *parent);
 extern void idemq_new_child_add(JobsTable *table, const QueueInfo *queue, int64 id,
 								NewDependencies *depends);
 
@@ -595,6 +598,23 @@ extern void idemq_attempt_raise(const Attempt *attempt, Outcome outcome);
 extern void idemq_attempt_refuse(const Attempt *attempt, Outcome outcome);
 extern void idemq_attempt_find_current(JobsTable *table, int64 id, int64 token, Attempt *attempt);
 extern int32 idemq_attempt_hold(int64 id, int64 token);
+
+/*
+ * add_parents.c
+ *		A running job makes a child of it wait for further parents.
+ */
+
+typedef struct ParentsCall
+{
+	int64 child;
+	int64 id; /* the running job, and the token that its worker holds */
+	int64 token;
+	int count;
+	int64 *parents;
+	Outcome *outcomes; /* of each: OUTCOME_ADDED, OUTCOME_ALREADY or OUTCOME_LOCKED */
+} ParentsCall;
+
+extern void idemq_add_parents(ParentsCall *call);
 
 /*
  * holds.c

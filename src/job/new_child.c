@@ -57,48 +57,70 @@ idemq_new_child(JobChange *columns, NewDependencies *depends)
 
 /* Raises IQ002, whether there is no such job or the role may not know of it. */
 pg_noreturn static void
-refuse(int64 parent)
+refuse(int64 parent, const char *argument)
 {
 	ereport(
 		ERROR, errcode(ERRCODE_IDEMQ_NO_SUCH_JOB),
-		errmsg("job %lld in depends_on does not exist", (long long) parent),
+		errmsg("job %lld in %s does not exist", (long long) parent, argument),
 		errhint(
 			"The job was deleted, the transaction that enqueued it did not commit, or you have no "
 			"privilege on its queue."));
 }
 
-/* Looks a parent up, and locks its row; *queue: of the parent before, and then of this one. */
-static void
-check_parent(JobsTable *table, NewDependencies *depends, int64 parent, QueueInfo *queue)
+/* Locks a queue; false when another transaction drops it, and this one would not wait. */
+static bool
+lock_queue(int32 queue_id, JobWait wait)
 {
-	bool held = false;
-	Job job;
+	if (wait != JOB_WAITS)
+		return idemq_queue_try_lock(queue_id, AccessShareLock);
+	idemq_queue_lock(queue_id, AccessShareLock);
+	return true;
+}
 
-	while (!held)
+/*
+ * Looks a parent up that an argument names, notes it in the filter, and locks its row; *queue: of the
+ * parent before, and then of this one.  Raises IQ002.  False when another transaction deletes the parent
+ * or its queue, and this one would not wait.
+ */
+bool
+idemq_parent_hold(JobsTable *table, const char *argument, int64 parent, JobWait wait,
+				  QueueInfo *queue, Job *job)
+{
+	for (;;)
 	{
+		JobWrite write;
+
 		CHECK_FOR_INTERRUPTS();
-		/* The child's own row, whose id can be guessed, is there by now: it would wait for ever. */
-		if (parent == depends->child || !idemq_jobs_fetch(table, parent, &job))
-			refuse(parent);
-		if (job.queue_id != queue->id)
+		if (!idemq_jobs_fetch(table, parent, job))
+			refuse(parent, argument);
+		if (job->queue_id != queue->id)
 		{
 			/* Before the lock, whose wait would tell of the job; and after it: it may be gone. */
-			if (!idemq_queue_allows(job.queue_id, PRIVILEGE_ALL, queue))
-				refuse(parent);
-			idemq_queue_lock(job.queue_id, AccessShareLock);
-			if (!idemq_queue_allows(job.queue_id, PRIVILEGE_ALL, queue))
-				refuse(parent);
+			if (!idemq_queue_allows(job->queue_id, PRIVILEGE_ALL, queue))
+				refuse(parent, argument);
+			if (!lock_queue(job->queue_id, wait))
+				return false;
+			if (!idemq_queue_allows(job->queue_id, PRIVILEGE_ALL, queue))
+				refuse(parent, argument);
 		}
 		idemq_queue_need_qstate(queue);
 		idemq_dependency_note(queue->qstate, parent);
 		/* What this transaction itself has written nobody else deletes. */
-		held = idemq_jobs_is_own(&job) || idemq_jobs_keep(table, &job) == JOB_WRITTEN;
-		if (!held)
-			idemq_jobs_refresh(table);
+		if (idemq_jobs_is_own(job))
+			return true;
+		write = idemq_jobs_keep(table, job, wait);
+		if (write != JOB_CHANGED)
+			return write == JOB_WRITTEN;
+		idemq_jobs_refresh(table);
 	}
-	/* Kept, since retention may delete the parent before the child is looked at. */
-	if (job.status == JOB_DEAD || job.status == JOB_CANCELLED)
-		depends->failures[depends->failed++] = parent;
+}
+
+/* Notes a parent that has failed, since retention may delete it before the child is looked at. */
+void
+idemq_parent_note(NewDependencies *depends, const Job *parent)
+{
+	if (parent->status == JOB_DEAD || parent->status == JOB_CANCELLED)
+		depends->failures[depends->failed++] = parent->id;
 }
 
 /*
@@ -118,6 +140,15 @@ idemq_new_child_add(JobsTable *table, const QueueInfo *queue, int64 id, NewDepen
 	/* An insert with a key may have waited. */
 	idemq_jobs_refresh(table);
 	for (int i = 0; i < depends->count; i++)
-		check_parent(table, depends, depends->parents[i], &last);
+	{
+		Job parent;
+
+		/* The child's own row, whose id can be guessed, is there by now: it would wait for ever. */
+		if (depends->parents[i] == id)
+			refuse(id, "depends_on");
+		(void) idemq_parent_hold(table, "depends_on", depends->parents[i], JOB_WAITS, &last,
+								 &parent);
+		idemq_parent_note(depends, &parent);
+	}
 	idemq_dependencies_add(depends);
 }

@@ -133,7 +133,7 @@ idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 tok
 	idemq_pending_reserve();
 	if (!idemq_lease_begin_reap(job_id, token, &loss))
 		return false;
-	idemq_pending_note_end(queue->qstate, queue->id, job_id, token);
+	idemq_pending_note_end(queue->qstate, queue->id, job_id, token, NOT_ANNOUNCED, true);
 	if (!idemq_jobs_fetch(table, job_id, &job))
 		return false; /* the entry of a job that is gone goes too */
 	if (job.queue_id != queue->id)

@@ -415,12 +415,16 @@ transition_note(const Transition *transition, const Job *job, const QueueInfo *q
 	bool one_step = (transition->flags & ONE_STEP) != 0;
 	bool finishes = job_status_is_finished(transition->to);
 	bool blocks = transition->to == JOB_BLOCKED;
+	/* A job that was asked to run once more does so in this transaction. */
+	bool announces = finishes && queue->notify_finished &&
+					 !is_asked(transition, job, SERVES_REQUEST);
+	JobStatus announced = announces ? transition->to : NOT_ANNOUNCED;
 
 	if (one_step || (job->status == JOB_RUNNING && transition->to != JOB_RUNNING))
 		idemq_pending_note_end(queue->qstate, queue->id, job->id,
-							   one_step ? args->token : job->token);
+							   one_step ? args->token : job->token, announced, false);
 	else if (finishes)
-		idemq_pending_note_finished(queue->qstate, queue->id, job->id);
+		idemq_pending_note_finished(queue->qstate, queue->id, job->id, announced);
 	if (transition->told & TELL_LEASE)
 		idemq_pending_note_event(queue->qstate, queue->id,
 								 args->worker_lost ? JOB_WORKER_LOST : JOB_LEASE_EXPIRED, job->id,

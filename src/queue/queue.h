@@ -53,7 +53,8 @@ typedef char QueueName[IDEMQ_MAX_QUEUE_NAME + 1];
 	SETTING(group_rate_burst, LIMIT, 1, PG_INT32_MAX)                                              \
 	SETTING(max_hold_back, INTERVAL, 0, 0)           /* 0: no worker may hold jobs back */         \
 	SETTING(max_unfinished, LIMIT, 1, PG_INT32_MAX)  /* jobs that have not finished */             \
-	SETTING(group_max_unfinished, LIMIT, 1, 10000)   /* the same, in each group */
+	SETTING(group_max_unfinished, LIMIT, 1, 10000)   /* the same, in each group */                 \
+	SETTING(notify_finished, BOOL, 0, 0)             /* finished jobs are announced by NOTIFY */
 
 /* The kinds, and what each is in QueueInfo. */
 #define SETTING_TYPE_INTERVAL int64

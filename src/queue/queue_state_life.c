@@ -3,7 +3,7 @@
  *		How a queue gets its state in shared memory, and loses it.
  *
  * A queue state has parts in several files: the scan starts and the recovery point in the queue
- * state itself; the ring of events, the counters, the unfinished jobs, the groups and the cell of
+ * state itself; the rings of events and of finished jobs, the counters, the unfinished jobs, the groups and the cell of
  * buckets at its index.  The next queue must inherit nothing, so all of them are reset or forgotten
  * here, and nowhere else.  (A pass of promotion, at its index too, is the worker's:
  * shared/groups/promote_pass.c.)
@@ -65,6 +65,7 @@ idemq_qstate_for_queue(int32 queue_id)
 			idemq_qstate_begin_recovery(qstate, 0);
 			LWLockRelease(&qstate->lock);
 			idemq_notify_ring_reset(index);
+			idemq_finished_ring_reset(index, MyDatabaseId, queue_id);
 			idemq_counters_reset(index, MyDatabaseId, queue_id);
 			idemq_groups_reset(index, MyDatabaseId, queue_id);
 			idemq_unfinished_reset(index, MyDatabaseId, queue_id);
@@ -111,8 +112,9 @@ idemq_qstates_forget_database(Oid database)
 }
 
 /*
- * Unsets every scan start, gauge, count of unfinished jobs and low-water mark of a database and asks
- * for recovery: rows changed, and it is not known which (after COMMIT PREPARED, for example).
+ * Unsets every scan start, gauge, count of unfinished jobs and low-water mark of a database, notes
+ * that jobs may have finished, and asks for recovery: rows changed, and it is not known which (after
+ * COMMIT PREPARED, for example).
  */
 void
 idemq_qstates_unset_database(Oid database)
@@ -132,6 +134,7 @@ idemq_qstates_unset_database(Oid database)
 		qstate_unset_dependencies(qstate, DEPENDENCIES_KNOWN);
 		idemq_qstate_begin_recovery(qstate, 0);
 		LWLockRelease(&qstate->lock);
+		idemq_finished_ring_set_unknown(i);
 	}
 	idemq_qstates_unlock();
 	idemq_counters_unset_gauges(database);

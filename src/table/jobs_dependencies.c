@@ -18,6 +18,57 @@
  * cancelled when the child was enqueued, or what it was when SQL deleted it (purge, drop_queue,
  * a DBA).
  *
+ * Flows that grow.  While a job P is running, its worker can add parents to a child C of P with
+ * idemq.add_parents (job/add_parents.c).  Let A be a transaction that adds the parent X.  A locks
+ * the row of P FOR SHARE until A ends.  So what ends the attempt waits for A, or is part of A.
+ *
+ * Why waits_for can stay as it is.  A adds X only if C waits, waits_for is at most P's id, and X's
+ * id is greater than P's.  So X comes after the parent that C watches, and a look that passes P goes
+ * on to X.  Can a look pass P without seeing X?  It passes P only if its snapshot shows that P is
+ * done.  There are two cases:
+ *
+ *	 - The snapshot shows the end of the attempt that A holds.  That end becomes visible after A, or
+ *	   together with A, so the snapshot also shows A's rows.  If A is rolled back, or the savepoint in
+ *	   which it called add_parents, its rows and its lock on P disappear together.
+ *	 - The snapshot shows an earlier end of P: P had completed, and was run again; or it was dead or
+ *	   cancelled, C says run, and P was retried.  A look that has seen that end may still be under way
+ *	   when A comes.  Any look that moves a watch or releases a child owns the child's mark
+ *	   (shared/groups/groups.c) from before its snapshot until its transaction's end is visible.  So A
+ *	   first locks P, then checks that no other session owns the mark, and only then takes the
+ *	   snapshot with which it reads C's rows.  That snapshot shows what the looks before it have done:
+ *	   if one of them has passed P, then C is released or watches a later parent, and A raises 55000.
+ *	   A look that comes later sees that P is running.  If another session owns the mark, A waits a
+ *	   moment for the worker; if that does not help, A returns locked and adds nothing.  A need not
+ *	   check its own looks, since it sees what they have written.  If A itself has brought P back,
+ *	   other sessions still see P as done, and A raises 55000.
+ *
+ * A does not ask whether P has ended before: nothing in its row says so for certain.  A finished job
+ * can lose its key and be retried without it, and a job that was cancelled before its first attempt
+ * has no history.
+ *
+ *		Model: test/model/add_parents.pml.
+ *
+ * So C cannot start too early: until A ends, P is not done, and then X is in the way.  C is not
+ * forgotten either.  What releases C is the end of P or of X, and both are followed as if X had been
+ * a parent from the start: like an enqueue, A sets the bits of X and C in the filter before it
+ * writes the row (shared/groups/dependencies.c).  X may fail before A is visible, and then the end
+ * of X does not lead to C.  So A's commit marks C, as an enqueue does.
+ *
+ * Why no cycle can be closed.  Call a job a source if it has no row in idemq.children.  A job can
+ * get that row only when it is enqueued, and keeps it while it waits or may wait again.  So a source
+ * remains a source, and add_parents cannot give it parents.  X and each of its ancestors must be
+ * either a source or a job that A has enqueued.  A reads all ancestors of X, and refuses X if C is
+ * one of them.  No other transaction can give parents to these ancestors: sources never get any, and
+ * the jobs that A has enqueued are visible to A alone.  So when A writes the row, A has seen every
+ * path from X to an ancestor, and C is on none of them.  This is true for each row that is written,
+ * so two calls cannot close a cycle together, even at the same time.  To learn whether A has
+ * enqueued a job, A looks for it with a snapshot from before A's first command, which does not show
+ * such a job.
+ *
+ * Two transactions can add parents to one child at the same time, since neither writes a row that
+ * the other writes.  If both add the same parent, the second one finds that the first one's row is
+ * in doubt, and returns locked for that parent.
+ *
  * A look at a child goes by the snapshot of the jobs table that the caller has open, like its fetch
  * of the child's own row: it reads all by one snapshot.  Reads go by index and row
  * (table/jobs_dependencies_scan.c), so none reads more than it has to, whatever statistics say.
@@ -227,6 +278,34 @@ idemq_dependency_failed_parent(JobsTable *table, int64 child, DependencyParent *
 	}
 	idemq_dependency_scan_close(&edge);
 	return found;
+}
+
+/*
+ * Reads a child's row in idemq.children by a snapshot, but not its parents.  Returns false if the job
+ * waits for no parent.
+ */
+bool
+idemq_dependency_child(Snapshot snapshot, int64 child, DependencyLook *look)
+{
+	return idemq_dependencies_exist() && read_child(snapshot, child, look);
+}
+
+/* Returns whether there is a row for a child and a parent, even if it has not been committed. */
+DependencyRow
+idemq_dependency_row(int64 child, int64 parent)
+{
+	DependencyRow row = DEPENDENCY_NONE;
+	SnapshotData dirty;
+	DependencyScan edge;
+
+	InitDirtySnapshot(dirty);
+	idemq_dependency_scan_open(&edge, EDGES_BY_CHILD, &dirty);
+	idemq_dependency_scan_from(&edge, child, parent);
+	if (idemq_dependency_scan_next(&edge) &&
+		idemq_dependency_scan_int64(&edge, EDGE_PARENT) == parent)
+		row = TransactionIdIsValid(dirty.xmin) ? DEPENDENCY_IN_DOUBT : DEPENDENCY_THERE;
+	idemq_dependency_scan_close(&edge);
+	return row;
 }
 
 /* Returns the queue of a job; false when there is no such job. */

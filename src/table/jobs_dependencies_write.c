@@ -5,6 +5,7 @@
  *
  * A transaction writes these rows while it holds the child's row, or a parent's that it deletes.
  * So an open purge or drop_queue holds rows of other tenants' children and parents.  A
+ * transaction that adds parents to a child holds the child's row against deletion only.  A
  * transaction that moves a watch, or deletes a job that may stay as well (purge, retention, a
  * commit in a queue that keeps nothing: table/jobs_deletable.c), skips rows that are held so.
  *
@@ -32,6 +33,11 @@ static SqlStatement add_child =
 			 "FROM unnest($3) p) INSERT INTO idemq.children (job_id, queue_id, on_parent_failure, "
 			 "group_key, waits_for) VALUES ($1, $2, $5, $6, $7)",
 	 .types = {INT8OID, INT4OID, INT8ARRAYOID, INT8ARRAYOID, TEXTOID, TEXTOID, INT8OID}};
+static SqlStatement add_parents =
+	{.text = "INSERT INTO idemq.dependencies (child, parent, queue_id, gone_as) "
+			 "SELECT $1, p, $2, CASE WHEN p = ANY ($4) THEN 'dead'::idemq.status END "
+			 "FROM unnest($3) p ON CONFLICT DO NOTHING",
+	 .types = {INT8OID, INT4OID, INT8ARRAYOID, INT8ARRAYOID}};
 static SqlStatement move_watch =
 	{.text = "UPDATE idemq.children SET waits_for = $2 WHERE job_id = (SELECT job_id "
 			 "FROM idemq.children WHERE job_id = $1 FOR NO KEY UPDATE SKIP LOCKED)",
@@ -108,6 +114,21 @@ idemq_dependencies_add(const NewDependencies *depends)
 					  Int64GetDatum(depends->parents[0])};
 
 	(void) dependencies_write_run(&add_child, values);
+}
+
+/*
+ * Adds parents to a child that waits; its row in idemq.children stays as it is.  If another
+ * transaction has begun to add the same parent since the caller checked, this waits for that
+ * transaction.  The parent is then added once.
+ */
+void
+idemq_dependencies_add_more(const NewDependencies *depends)
+{
+	Datum values[] = {Int64GetDatum(depends->child), Int32GetDatum(depends->queue_id),
+					  idemq_int8_array(depends->parents, depends->count),
+					  idemq_int8_array(depends->failures, depends->failed)};
+
+	(void) dependencies_write_run(&add_parents, values);
 }
 
 /*

@@ -179,6 +179,61 @@ idemq_jobs_is_own(const Job *job)
 	return TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(&header));
 }
 
+/*
+ * Returns whether this transaction itself has written a fetched version, or has locked it so that no
+ * other may update it.
+ */
+bool
+idemq_jobs_is_held_here(const Job *job)
+{
+	HeapTupleHeaderData header;
+	MultiXactMember *members;
+	int count;
+	bool held = false;
+
+	copy_header(job, &header);
+	if (TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(&header)))
+		return true;
+	if (xmax_is_none(&header))
+		return false;
+	if (!(header.t_infomask & HEAP_XMAX_IS_MULTI))
+		return !HEAP_XMAX_IS_KEYSHR_LOCKED(header.t_infomask) &&
+			   TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmax(&header));
+	count = GetMultiXactIdMembers(HeapTupleHeaderGetRawXmax(&header), &members, false,
+								  HEAP_XMAX_IS_LOCKED_ONLY(header.t_infomask));
+	for (int i = 0; i < count && !held; i++)
+		held = members[i].status != MultiXactStatusForKeyShare &&
+			   TransactionIdIsCurrentTransactionId(members[i].xid);
+	if (count > 0)
+		pfree(members);
+	return held;
+}
+
+/*
+ * Fetches a job as other transactions see it: by the latest snapshot, but without the changes of this
+ * transaction.  Returns false for a job that this transaction itself has enqueued.
+ */
+bool
+idemq_jobs_fetch_before(JobsTable *table, int64 id, Job *job)
+{
+	Relation pkey = index_open(idemq_jobs_primary_key(table->rel), AccessShareLock);
+	SnapshotData before = *table->snapshot;
+	IndexScanDesc scan;
+	ScanKeyData key;
+	bool found;
+
+	before.curcid = FirstCommandId;
+	scan = compat_index_beginscan(table->rel, pkey, &before, 1);
+	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(id));
+	index_rescan(scan, &key, 1, NULL, 0);
+	found = index_getnext_slot(scan, ForwardScanDirection, table->row);
+	if (found)
+		idemq_jobs_decode(table->row, job);
+	index_endscan(scan);
+	idemq_jobs_index_close(table, pkey);
+	return found;
+}
+
 /* Returns whether this transaction itself has deleted a fetched version. */
 static bool
 is_deleted_here(const Job *job)

@@ -96,13 +96,13 @@ idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode, JobWait wa
 
 /*
  * Keeps a fetched row from being deleted to the end of the transaction, as a foreign key's check
- * does, whichever version the transaction's own snapshot sees.  Waits for a transaction that
- * deletes it.
+ * does, whichever version the transaction's own snapshot sees.  JOB_WAITS waits for a transaction
+ * that deletes it.
  */
 JobWrite
-idemq_jobs_keep(JobsTable *table, const Job *job)
+idemq_jobs_keep(JobsTable *table, const Job *job, JobWait wait)
 {
-	return write_result(lock_version(table, job, LockTupleKeyShare, JOB_WAITS));
+	return write_result(lock_version(table, job, LockTupleKeyShare, wait));
 }
 
 /* Raises 55000 when a publication wants what the table's replica identity does not give. */

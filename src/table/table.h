@@ -484,11 +484,21 @@ typedef struct DependencyEdge
 	int32 parent_queue;
 } DependencyEdge;
 
+/* Whether there is a row for a child and a parent. */
+typedef enum DependencyRow
+{
+	DEPENDENCY_NONE,
+	DEPENDENCY_THERE,
+	DEPENDENCY_IN_DOUBT /* an open transaction has written it */
+} DependencyRow;
+
 extern const char *idemq_failure_name(ParentFailure failure);
 extern bool idemq_dependencies_exist(void);
 extern bool idemq_dependency_look(JobsTable *table, int64 child, DependencyLook *look);
 extern bool idemq_dependency_waits(int64 child);
 extern bool idemq_dependency_failed_parent(JobsTable *table, int64 child, DependencyParent *parent);
+extern bool idemq_dependency_child(Snapshot snapshot, int64 child, DependencyLook *look);
+extern DependencyRow idemq_dependency_row(int64 child, int64 parent);
 extern bool idemq_dependency_queue_of(int64 job_id, int32 *queue_id);
 extern void idemq_dependency_children(Snapshot snapshot, int64 parent, bool failed, int64 from,
 									  int max, DependencyPage *page);
@@ -525,6 +535,7 @@ extern bool idemq_dependencies_is_writing(void);
 	"(parent, child + 0) >= (" parent_id ", -9223372036854775808) "                                \
 	"AND (parent, child + 0) <= (" parent_id ", 9223372036854775807) AND queue_id <> 0 "
 extern void idemq_dependencies_add(const NewDependencies *depends);
+extern void idemq_dependencies_add_more(const NewDependencies *depends);
 extern bool idemq_dependency_watch(int64 child, int64 parent);
 extern void idemq_dependency_released(const int64 *children, const int64 *tokens, int count);
 extern void idemq_dependency_forget(const int64 *job_ids, int count);
@@ -583,7 +594,7 @@ typedef enum JobWrite
 } JobWrite;
 
 extern JobWrite idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode, JobWait wait);
-extern JobWrite idemq_jobs_keep(JobsTable *table, const Job *job);
+extern JobWrite idemq_jobs_keep(JobsTable *table, const Job *job, JobWait wait);
 extern JobWrite idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change,
 								  JobWait wait);
 extern JobWrite idemq_jobs_delete(JobsTable *table, const Job *job);
@@ -672,6 +683,8 @@ extern bool idemq_jobs_is_free(const Job *job);
 extern bool idemq_jobs_lets_delete(const Job *job);
 extern bool idemq_jobs_is_outdated(JobsTable *table, const Job *job);
 extern bool idemq_jobs_is_own(const Job *job);
+extern bool idemq_jobs_is_held_here(const Job *job);
+extern bool idemq_jobs_fetch_before(JobsTable *table, int64 id, Job *job);
 extern bool idemq_jobs_fetch_deleted(JobsTable *table, int64 id, Job *job);
 extern bool idemq_jobs_is_mine(const Job *job);
 extern int idemq_transaction_pid(TransactionId xid);

@@ -51,19 +51,21 @@ typedef struct Action
 	SubTransactionId subid;
 	QueueState *qstate;
 	int64 job_id;
-	int64 token;		  /* with the job it names a lease entry, and no later one */
-	TimestampTz ready_at; /* of a claim: with the priority, its position in the ready index */
+	int64 token; /* with the job it names a lease entry, and no later one */
 	int32 queue_id;
 	int16 priority;
 	bool has_prior;	  /* of a claim: it took an entry over, which is in priors */
 	bool transferred; /* of a claim: it has the permit of an attempt that this transaction ends */
 	bool once;		  /* of a claim: it is the attempt's end as well */
 	bool frees;		  /* of an end: the attempt was counted as running */
+	uint8 finished;	  /* JobStatus to announce of an end or a finish; 0: none */
 	EventKind event;  /* to NOTIFY */
 	union
 	{
-		int32 attempt; /* of an event */
-		Oid database;  /* of ACTION_EXTENSION */
+		int32 attempt;		  /* of an event */
+		Oid database;		  /* of ACTION_EXTENSION */
+		TimestampTz ready_at; /* of a claim: with the priority, its position in the ready index */
+		uint64 process;		  /* of an end by others: the process to tell; 0: none */
 	} u;
 } Action;
 
@@ -172,7 +174,7 @@ idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, 
 
 	action->job_id = claim->job_id;
 	action->token = claim->token;
-	action->ready_at = key.ready_at;
+	action->u.ready_at = key.ready_at;
 	action->priority = (int16) priority;
 	action->transferred = claim->transfer;
 	action->once = once;
@@ -189,10 +191,13 @@ idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, 
 /*
  * Notes that this transaction ends the lease of that token, and marks its entry.  The job may
  * be a parent.  A queue without a state has no marks (shared/groups/dependencies.c): then all
- * rows are read anew.
+ * rows are read anew.  announced: the status to announce after the commit, or NOT_ANNOUNCED.
+ * by_others: neither the worker nor anyone else with the token ends the attempt, so the worker's
+ * process is told after the commit.
  */
 void
-idemq_pending_note_end(QueueState *qstate, int32 queue_id, int64 job_id, int64 token)
+idemq_pending_note_end(QueueState *qstate, int32 queue_id, int64 job_id, int64 token,
+					   JobStatus announced, bool by_others)
 {
 	Action *action;
 
@@ -200,8 +205,11 @@ idemq_pending_note_end(QueueState *qstate, int32 queue_id, int64 job_id, int64 t
 		note_rows_once();
 	action = pending_note(ACTION_END, qstate, queue_id, job_id);
 	action->token = token;
+	action->finished = (uint8) announced;
 	idemq_transfer_reserve(queue_id);
 	action->frees = idemq_lease_begin_end(job_id, token);
+	if (by_others)
+		action->u.process = idemq_lease_process(job_id, token);
 	idemq_transfer_note_end(queue_id, action->frees, 1);
 }
 
@@ -231,12 +239,12 @@ idemq_pending_note_event(QueueState *qstate, int32 queue_id, EventKind kind, int
 
 /* Notes that a job that had no lease is finished; like idemq_pending_note_end. */
 void
-idemq_pending_note_finished(QueueState *qstate, int32 queue_id, int64 job_id)
+idemq_pending_note_finished(QueueState *qstate, int32 queue_id, int64 job_id, JobStatus announced)
 {
 	if (qstate == NULL)
 		note_rows_once();
 	else
-		(void) pending_note(ACTION_FINISHED, qstate, queue_id, job_id);
+		pending_note(ACTION_FINISHED, qstate, queue_id, job_id)->finished = (uint8) announced;
 }
 
 /* Notes that a database may have the extension from now on. */
@@ -261,17 +269,33 @@ show_again(const Action *action, int priority, TimestampTz ready_at)
 	idemq_wake_if_ready(action->qstate, action->queue_id, 1);
 }
 
-/* Removes an entry, and makes its job visible again to claimers that it turned away. */
+/*
+ * Removes an entry, and makes its job visible again to claimers that it turned away.  Returns false if
+ * there is no entry of that token.
+ */
+static bool
+drop_lease(const Action *action, Lease *dropped)
+{
+	if (!idemq_lease_drop(action->job_id, action->token, dropped))
+		return false;
+	if (dropped->passed_by.any)
+		show_again(action, dropped->passed_by.priority, dropped->passed_by.least);
+	return true;
+}
+
+/*
+ * Removes the entry of an attempt that has ended.  Tells the worker's process if others have ended the
+ * attempt and have not told it before.  A claim of this transaction may have taken the entry over.
+ */
 static void
-drop_lease(const Action *action)
+drop_ended(const Action *action)
 {
 	Lease dropped;
 
-	if (!idemq_lease_drop(action->job_id, action->token, &dropped))
-		return;
-	if (dropped.passed_by.any)
-		show_again(action, dropped.passed_by.priority, dropped.passed_by.least);
-	idemq_lease_tell_gone(&dropped);
+	if (!drop_lease(action, &dropped))
+		idemq_listeners_tell(action->u.process);
+	else if (!dropped.told && (dropped.marked || action->u.process != 0))
+		idemq_listeners_tell(dropped.process);
 }
 
 /* The lease of a claim starts. */
@@ -286,15 +310,17 @@ start_lease(const Action *action)
 static void
 undo_claim_rowonly(const Action *action)
 {
-	show_again(action, action->priority, action->ready_at);
+	show_again(action, action->priority, action->u.ready_at);
 }
 
 /* Takes a claim's entry back, or gives it what it took over. */
 static void
 undo_claim(const Action *action)
 {
+	Lease dropped;
+
 	if (!action->has_prior)
-		drop_lease(action);
+		(void) drop_lease(action, &dropped);
 	else if (!idemq_lease_restore(action->job_id, action->token, &priors[--npriors]))
 		idemq_scan_start_unset(action->qstate, action->queue_id);
 	if (action->transferred)
@@ -309,18 +335,24 @@ need_recovery(const Action *action)
 	idemq_qstate_need_recovery(action->qstate, action->queue_id);
 }
 
-/* A job has its result, or its attempt has ended: tells its children, and the sessions waiting. */
+/*
+ * A job has its result, or its attempt has ended: tells its children, the sessions waiting, and those
+ * who LISTEN.
+ */
 static void
 tell_of_end(const Action *action)
 {
 	idemq_dependency_finished(action->qstate, action->queue_id, action->job_id);
 	idemq_wake_for_result(action->job_id);
+	if (unlikely(action->finished != NOT_ANNOUNCED))
+		idemq_finished_ring_add(action->qstate, action->queue_id, action->job_id,
+								(JobStatus) action->finished);
 }
 
 static void
 end_lease(const Action *action)
 {
-	drop_lease(action);
+	drop_ended(action);
 	tell_of_end(action);
 }
 
@@ -351,7 +383,7 @@ prepare_end(const Action *action)
 		lease.loss >= LOSS_RETURNED)
 		undo_end(action);
 	else
-		drop_lease(action);
+		drop_ended(action);
 }
 
 /* Ends a cancel's mark, if there is one. */

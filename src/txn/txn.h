@@ -55,16 +55,21 @@ typedef enum ActionKind
 	ACTION_EXTENSION, /* commit: a worker visits the database */
 } ActionKind;
 
+/* In place of a status to announce: NOTIFY tells nothing of this job. */
+#define NOT_ANNOUNCED ((JobStatus) 0)
+
 extern void idemq_pending_reserve(void);
 extern void idemq_pending_reserve_claim(int32 queue_id);
 extern void idemq_pending_note(ActionKind kind, QueueState *qstate, int32 queue_id);
 extern void idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key,
 									 bool rowonly, bool once, const PriorLease *prior);
-extern void idemq_pending_note_end(QueueState *qstate, int32 queue_id, int64 job_id, int64 token);
+extern void idemq_pending_note_end(QueueState *qstate, int32 queue_id, int64 job_id, int64 token,
+								   JobStatus announced, bool by_others);
 extern void idemq_pending_note_cancel(int32 queue_id, int64 job_id, int64 token, bool at_once);
 extern void idemq_pending_note_event(QueueState *qstate, int32 queue_id, EventKind kind,
 									 int64 job_id, int32 attempt);
-extern void idemq_pending_note_finished(QueueState *qstate, int32 queue_id, int64 job_id);
+extern void idemq_pending_note_finished(QueueState *qstate, int32 queue_id, int64 job_id,
+										JobStatus announced);
 extern void idemq_pending_note_extension(Oid database);
 extern void idemq_pending_undo_last(void);
 extern bool idemq_pending_any(void);

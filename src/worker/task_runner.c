@@ -153,7 +153,10 @@ in_transaction(const QueueTask *queue_task)
 	{
 		HOLD_INTERRUPTS();
 		lock_refused = geterrcode() == ERRCODE_LOCK_NOT_AVAILABLE;
-		idemq_log_task_error();
+		if (queue_task->task->drops)
+			idemq_log_refusal();
+		else
+			idemq_log_task_error();
 		AbortCurrentTransaction();
 		FlushErrorState();
 		RESUME_INTERRUPTS();
@@ -191,6 +194,8 @@ idemq_task_run(const Task *task, int32 queue_id)
 		(void) hash_search(troubles, &queue_task, HASH_REMOVE, NULL);
 		return true;
 	}
+	if (!done && task->drops)
+		return false;
 	trouble = hash_search(troubles, &queue_task, HASH_ENTER, &found);
 	if (!found)
 		trouble->failures = 0;

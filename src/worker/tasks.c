@@ -12,6 +12,7 @@
  *		handle		starts processes for the queue's handler (worker/handle.c)
  *		tick		enqueues the ticks of schedules (schedule/worker_tick.c)
  *		notify		NOTIFY (worker/notify.c): what became ready, and events of single jobs
+ *		announce	NOTIFY (worker/announce.c): which jobs have finished
  *		count		counts the jobs of each queue, when that is not known (queue/queue_counts.c)
  *		purge		deletes what is past its retention (worker/retention.c), in batches
  *		history		writes what queues did in the last 10 s (worker/history.c)
@@ -120,6 +121,8 @@ static const Task tasks[] = {
 	 .ended = idemq_tick_ended},
 	{TASK_NOTIFY, .due_at = idemq_notify_due_at, .run_for_all = idemq_notify_send,
 	 .ended = idemq_notify_ended},
+	{TASK_ANNOUNCE, .drops = true, .due_at = idemq_announce_due_at,
+	 .run_for_all = idemq_announce_send, .ended = idemq_announce_ended},
 	{TASK_COUNT_JOBS, .due_at = count_due_at, .run_for_all = count_jobs},
 	{TASK_PURGE, .due_at = idemq_retention_due_at, .run_for_all = idemq_retention_run,
 	 .ended = idemq_retention_ended},
@@ -185,6 +188,7 @@ plan(const QueueStateView *view, void *since)
 	int64 due = PG_INT64_MAX;
 
 	idemq_notify_look(view->qstate);
+	idemq_announce_look(view->qstate);
 	for (int i = 0; i < TASKS; i++)
 	{
 		int64 when = idemq_task_due_at(&tasks[i], view);

@@ -56,6 +56,7 @@ extern void idemq_log_worker_started(void);
 extern void idemq_log_worker_ends(const char *why);
 extern void idemq_log_recovery_begins(void);
 extern void idemq_log_task_error(void);
+extern void idemq_log_refusal(void);
 extern void idemq_log_news(void);
 
 /*
@@ -73,6 +74,7 @@ typedef struct Task
 	DueKind due;		  /* its time in the queue's state */
 	bool takes;			  /* that is taken before it runs, and set to 0 if it fails */
 	bool is_promote_pass; /* claims that find nothing wait for its end: promote_pass.c */
+	bool drops; /* what it could not do is dropped: it is not put off, and is logged rarely */
 	/* Returns when (mono) it is to run: PG_INT64_MAX for never, the past for now.  NULL: at due. */
 	int64 (*due_at)(const QueueStateView *view);
 	/* Runs it, in a transaction of its own; one of the two is set. */
@@ -98,6 +100,16 @@ extern void idemq_notify_look(QueueState *qstate);
 extern int64 idemq_notify_due_at(const QueueStateView *view);
 extern void idemq_notify_send(void);
 extern void idemq_notify_ended(const QueueStateView *view, bool done);
+
+/*
+ * announce.c
+ *		NOTIFY: which jobs have finished.
+ */
+
+extern void idemq_announce_look(QueueState *qstate);
+extern int64 idemq_announce_due_at(const QueueStateView *view);
+extern void idemq_announce_send(void);
+extern void idemq_announce_ended(const QueueStateView *view, bool done);
 
 /*
  * history.c

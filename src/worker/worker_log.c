@@ -12,6 +12,7 @@
  *		a table in shared memory was full		once per minute and table
  *												(shared/counts/server_counts.c)
  *		a task has failed						TASK_ERRORS per minute; then how many more
+ *		finished jobs could not be announced	once per minute
  *
  * A visit to a database without idemq is a worker's life as well, but is not logged.
  */
@@ -224,6 +225,22 @@ idemq_log_task_error(void)
 		errors_since = idemq_mono_now();
 	if (errors++ < TASK_ERRORS)
 		EmitErrorReport();
+}
+
+/*
+ * Logs the error of a task that drops what it could not do, once a minute at most.  To be called in
+ * error recovery.
+ */
+void
+idemq_log_refusal(void)
+{
+	static int64 logged_at = 0; /* mono; 0: never */
+	int64 now = idemq_mono_now();
+
+	if (logged_at != 0 && now - logged_at < USECS_PER_MINUTE)
+		return;
+	logged_at = now;
+	EmitErrorReport();
 }
 
 /* Logs what there is to log between two passes of the tasks. */

@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 import psycopg
-from idemq import AsyncWorker, Dead, HoldBack, Hooks, Inside, Kind, Outside, Refused, RetryLater, Snooze, Worker, drain, enqueue, enqueue_graph, send_event, wait_results
+from idemq import AsyncWorker, Dead, HoldBack, Hooks, Inside, Kind, Outside, Overflow, Refused, RetryLater, Snooze, Worker, drain, enqueue, enqueue_graph, finished_jobs, send_event, wait_results
 
 
 def order(dsn):
@@ -183,3 +183,11 @@ class provider:
 
 
 logging.getLogger("idemq").addHandler(logging.NullHandler())
+
+
+def follow(dsn, page):
+    for item in finished_jobs(dsn, ["mail", "invoices"]):
+        if isinstance(item, Overflow):  # also the first item of each queue
+            page.read_jobs_again(item.queue)
+        else:
+            page.show(item.queue, item.id, item.status)

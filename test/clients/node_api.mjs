@@ -1,12 +1,14 @@
 // node_api.mjs: the Node client's calls.  CONNECTION is JSON, and its database has idemq.
 
 import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
 import { readFileSync } from 'node:fs';
+import http from 'node:http';
 import { after, before, test } from 'node:test';
 import pg from 'pg';
 import {
   AlreadyCommitted, Dead, DuplicateKey, IdemqError, KeyReused, NoSuchJob, NoSuchQueue, QueueFull, RetryLater, Snooze, StaleToken, Waiting, Worker,
-  cancelMany, cancelMatching, drain, enqueue, enqueueGraph, enqueueSequenced, ensureHandler, ensureQueue, ensureTopic, flow, pauseGroup, publish, resumeGroup, sendEvent, waitResults,
+  cancelMany, cancelMatching, drain, enqueue, enqueueGraph, enqueueSequenced, ensureHandler, ensureQueue, ensureTopic, finishedJobs, flow, pauseGroup, publish, resumeGroup, sendEvent, waitResults,
 } from 'idemq';
 
 const connection = JSON.parse(process.env.CONNECTION);
@@ -231,6 +233,32 @@ test('parents and graphs', async () => {
   assert.deepEqual(await drainAll(q, handler, 1, { outside: true }), { committed: 1 });
   assert.deepEqual((await jobOf(outside.id)).result, [parents[0]]);
   await assert.rejects(enqueue(pool, q, 1, { dependsOn: ['9007199254740993'] }), NoSuchJob);
+
+  // A flow that grows: in the handler's transaction, and outside.
+  for (const outside of [false, true]) {
+    const list = await enqueue(pool, q, 'list');
+    const total = await enqueue(pool, q, 'total', { dependsOn: [list.id] });
+    const grows = async (job, client) => {
+      if (job.payload === 'total') return (await job.parents()).reduce((sum, { result }) => sum + (result ?? 0), 0);
+      if (job.payload !== 'list') return job.payload;
+      const pages = await Promise.all([1, 2].map((n) => enqueue(outside ? pool : client, q, n)));
+      await job.addParents(total.id, pages.map(({ id }) => id));
+      await job.addParents(total.id, [pages[0].id]);
+      return null;
+    };
+    assert.deepEqual(await drainAll(q, grows, 4, { outside }), { committed: 4 });
+    assert.equal((await jobOf(total.id)).result, 3);
+  }
+  const locked = await enqueue(pool, q, 'locked');
+  const waits = await enqueue(pool, q, 'waits', { dependsOn: [locked.id] });
+  const page = await enqueue(pool, q, 'page', { delay: '1 h' });
+  const other = await pool.connect();
+  await other.query('BEGIN');
+  await other.query('DELETE FROM idemq.jobs WHERE id = $1', [page.id]);
+  assert.deepEqual(await drain(connection, q, (job) => job.addParents(waits.id, [page.id])), { released: 1 });
+  await other.query('ROLLBACK');
+  other.release();
+  await pool.query(`SELECT idemq.cancel_many(ARRAY[$1::bigint, $2, $3])`, [locked.id, waits.id, page.id]);
 
   await assert.rejects(enqueueGraph(pool, { a: { queue: q, payload: 1, runAt: new Date(NaN) } }), TypeError);
   const jobs = await enqueueGraph(pool, {
@@ -687,4 +715,108 @@ test('an outside handler: checkpoint, token, a lost lease', async () => {
     await one('SELECT idemq.commit($1, $2)', job.id, job.token);
     await assert.rejects(job.saveCheckpoint(1), AlreadyCommitted);
   }, { outside: true }).then((of) => assert.deepEqual(of, { committed: 1 }));
+});
+
+/** The next items of an iterator. */
+async function take(items, count) {
+  const taken = [];
+  for (let n = 0; n < count; n++) taken.push((await items.next()).value);
+  return taken;
+}
+
+const listeners = "FROM pg_stat_activity WHERE application_name = 'idemq finished jobs' AND datname = current_database()";
+
+async function until(sql, ...values) {
+  while (!(await one(`SELECT ${sql} AS done`, ...values)).done) await new Promise((resolve) => setTimeout(resolve, 20));
+}
+
+test('finishedJobs: ids and statuses, and an overflow for each new connection', async () => {
+  const q = await queue(', notify_finished => true');
+  const other = `${q}.Other-1`;
+  await pool.query('SELECT idemq.create_queue($1, notify_finished => true)', [other]);
+  const items = finishedJobs(connection, [q, other, q], { logger: silent });
+  const start = [{ event: 'overflow', queue: q, lost: null }, { event: 'overflow', queue: other, lost: null }];
+  assert.deepEqual(await take(items, 2), start);
+
+  const [done, dead, cancelled] = await Promise.all([1, 2, 3].map(async (n) => (await enqueue(pool, q, n)).id)).then((ids) => ids.sort());
+  await one('SELECT idemq.commit_once($1)', done);
+  assert.deepEqual(await take(items, 1), [{ event: 'finished', queue: q, id: done, status: 'completed' }]);
+  await one('SELECT idemq.fail(id, token, permanent => true) FROM idemq.claim($1)', q);
+  assert.deepEqual(await take(items, 1), [{ event: 'finished', queue: q, id: dead, status: 'dead' }]);
+  await one('SELECT idemq.cancel($1)', cancelled);
+  assert.deepEqual(await take(items, 1), [{ event: 'finished', queue: q, id: cancelled, status: 'cancelled' }]);
+
+  await one(`SELECT pg_terminate_backend(pid) ${listeners}`);
+  assert.deepEqual(await take(items, 2), start);
+  const { id } = await enqueue(pool, other, 1);
+  await one('SELECT idemq.cancel($1)', id);
+  assert.deepEqual(await take(items, 1), [{ event: 'finished', queue: other, id, status: 'cancelled' }]);
+  await items.return();
+  await until(`(SELECT count(*) = 0 ${listeners})`);
+});
+
+test('finishedJobs: more jobs than fit into notifications', async () => {
+  const q = await queue(', notify_finished => true');
+  let [kept, lost] = [0, 0];
+  for await (const { event, lost: more } of finishedJobs(connection, q)) {
+    if (event === 'overflow' && more === null) await one("SELECT count(idemq.cancel((idemq.enqueue($1, '1')).id)) FROM generate_series(1, 2000)", q);
+    else if (event === 'overflow') lost += more;
+    else kept++;
+    if (kept + lost >= 2000) break;
+  }
+  assert.equal(kept + lost, 2000);
+  assert.ok(kept >= 256 && lost > 0, `${kept} named, ${lost} counted`);
+  await until(`(SELECT count(*) = 0 ${listeners})`);
+});
+
+test('finishedJobs ends with its signal, and checks its arguments', async () => {
+  const q = await queue(', notify_finished => true');
+  const controller = new AbortController();
+  let seen = 0;
+  for await (const _ of finishedJobs(connection, q, { signal: controller.signal })) {
+    seen++;
+    controller.abort();
+  }
+  assert.equal(seen, 1);
+  for await (const item of finishedJobs(connection, q, { signal: controller.signal })) assert.fail(item);
+  const later = new AbortController();
+  const items = finishedJobs(connection, q, { signal: later.signal });
+  await items.next();
+  const next = items.next();
+  setTimeout(() => later.abort(), 10);
+  assert.deepEqual(await next, { value: undefined, done: true });
+  await until(`(SELECT count(*) = 0 ${listeners})`);
+  for (const queues of ['', 'a"b', 'x'.repeat(49), ['q', ''], [], 5, [5]]) assert.throws(() => finishedJobs(connection, queues), TypeError);
+  assert.throws(() => finishedJobs(connection, q, { singal: null }), /did you mean signal/);
+  assert.throws(() => finishedJobs(undefined, q), /connection must be a URL/);
+});
+
+test('the example that streams finished jobs to a page', async () => {
+  await pool.query("SELECT idemq.create_queue('mail', notify_finished => true)");
+  const server = http.createServer().listen(0, '127.0.0.1');
+  await new Promise((resolve) => server.on('listening', resolve));
+  const { port } = server.address();
+  await new Promise((resolve) => server.close(resolve));
+  const example = spawn('node', [new URL('finished.js', import.meta.url).pathname], {
+    stdio: ['ignore', 'inherit', 'inherit'],
+    env: { ...process.env, PORT: port, PGHOST: connection.host, PGPORT: connection.port, PGDATABASE: connection.database, PGUSER: connection.user },
+  });
+  try {
+    await until(`(SELECT count(*) = 1 ${listeners} AND query = 'SELECT')`);
+    const page = await new Promise((resolve) => {
+      const ask = () => http.get({ host: '127.0.0.1', port }, resolve).on('error', () => setTimeout(ask, 20));
+      ask();
+    });
+    let text = '';
+    const { id } = await enqueue(pool, 'mail', 1);
+    await one('SELECT idemq.cancel($1)', id);
+    for await (const part of page) {
+      text += part;
+      if (text.includes('cancelled')) break;
+    }
+    assert.ok(text.startsWith('event: overflow\ndata: {}\n\n'), text);
+    assert.ok(text.endsWith(`event: finished\ndata: {"queue":"mail","id":"${id}","status":"cancelled"}\n\n`), text);
+  } finally {
+    example.kill();
+  }
 });

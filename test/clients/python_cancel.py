@@ -121,6 +121,74 @@ class Cancel(Client):
                 stop()
                 self.assertEqual(len(told), 3)
 
+    def test_attempts_that_end_themselves(self):
+        """A handler that has ended its attempt through SQL runs on, even if the cancel of another job makes the worker send heartbeats."""
+        ends = {
+            "commit": "SELECT idemq.commit(%s, %s)",
+            "fail": "SELECT idemq.fail(%s, %s, 'its own', retry_in => '1 h')",
+            "release": "SELECT idemq.release(%s, %s, '1 h')",
+            "await_event": "SELECT idemq.await_event(%s, %s, 'paid', '1 h')",
+        }
+        counted = {"commit": "committed", "fail": "retrying", "release": "released", "await_event": "released"}
+        for name, sql in ends.items():
+            with self.subTest(name):
+                told, ready, go_on = [], threading.Semaphore(0), threading.Event()
+
+                def handler(job):
+                    if job.payload == 1:
+                        self.other.execute(sql, [job.id, job.token])
+                        ready.release()
+                        self.until_set(go_on)
+                    else:
+                        ready.release()
+                        self.until_set(job.cancelled)
+                    told.append((job.payload, job.cancelled.is_set()))
+
+                ((own, other),) = [self.add(1, 2)]
+                worker = idemq.Worker(DSN, self.queue, concurrency=2)
+                counts = []
+                thread = threading.Thread(target=lambda: counts.append(worker.run_outside(handler)))
+                thread.start()
+                for _ in range(2):
+                    self.assertTrue(ready.acquire(timeout=60))
+                with self.assertLogs("idemq", "WARNING") as logged:
+                    self.sql("SELECT idemq.cancel(%s)", other)
+                    self.until("SELECT count(*) = 0 FROM idemq.running_jobs WHERE queue = %s", self.queue)
+                    while not told:
+                        threading.Event().wait(0.02)
+                    go_on.set()
+                    worker.stop()
+                    thread.join(60)
+                self.assertFalse(thread.is_alive())
+                self.assertEqual(told, [(2, True), (1, False)])
+                self.assertEqual([text for text in logged.output if str(own) in text], [])
+                self.assertEqual(counts[0][counted[name]], 1)
+                self.sql("SELECT idemq.cancel(%s)", own)
+
+    def test_a_worker_that_stops(self):
+        """It still listens while handlers run."""
+        told, began = [], threading.Semaphore(0)
+
+        def handler(job):
+            began.release()
+            self.until_set(job.cancelled)
+            told.append(job.id)
+
+        for concurrency in (2, 3):
+            with self.subTest(concurrency=concurrency):
+                told.clear()
+                jobs = self.add(1, 2)
+                stop = self.start(handler, True, concurrency=concurrency, grace=3600)
+                for _ in jobs:
+                    self.assertTrue(began.acquire(timeout=60))
+                stop(wait=False)
+                for job in jobs:
+                    self.sql("SELECT idemq.cancel(%s)", job)
+                    while job not in told:
+                        threading.Event().wait(0.02)
+                stop()
+                self.assertEqual(told, jobs)
+
     def test_a_thousand_jobs(self):
         """If one of them is cancelled, only that job's handler is told, and the process still listens in one session."""
         began = threading.Semaphore(0)

@@ -6,6 +6,7 @@ For python.pl, which says where the server is (IDEMQ_DSN).
 import asyncio
 import collections
 import datetime
+import functools
 import threading
 import time
 import unittest.mock
@@ -223,6 +224,48 @@ class Flows(Client):
 
         with self.assertRaises(idemq.NoSuchJob):
             idemq.enqueue(self.conn, self.queue, 3, depends_on=[-1])
+
+    def test_a_flow_that_grows(self):
+        def total(parents):
+            return sum(parent.result or 0 for parent in parents)
+
+        def handler(job, conn):
+            if job.payload != "list":
+                return total(job.parents()) if job.payload == "sum" else job.payload
+            pages = [idemq.enqueue(conn, self.queue, n).id for n in (1, 2)]
+            job.add_parents(child, pages)
+            job.add_parents(child, pages[:1])
+            return None
+
+        async def handler_async(job):
+            if job.payload != "list":
+                return total(await job.parents()) if job.payload == "sum" else job.payload
+            await job.add_parents(child, self.add(3, 4))
+            return None
+
+        for drain, how, sum_of in ((self.drain, handler, 3), (functools.partial(self.drain_async, outside=True), handler_async, 7)):
+            (first,) = self.add("list")
+            child = idemq.enqueue(self.conn, self.queue, "sum", depends_on=[first]).id
+            self.until_all(drain, how, {"committed": 4})
+            self.assertEqual(self.job(child)[2], sum_of)
+
+        # A page that is being deleted: the attempt does not count, and nothing is added.
+        (first,) = self.add("list")
+        child = idemq.enqueue(self.conn, self.queue, "sum", depends_on=[first]).id
+        (page,) = self.add(5)
+        with psycopg.connect(DSN) as other:
+            other.execute("DELETE FROM idemq.jobs WHERE id = %s", (page,))
+            self.assertEqual(self.drain(lambda job, conn: job.add_parents(child, [page])), {"released": 1})
+            other.rollback()
+        self.assertEqual(self.job(first)[:2], ("pending", 0))
+        self.assertEqual(self.sql("SELECT count(*) FROM idemq.dependencies WHERE child = %s", child), [(1,)])
+
+        def wrong(job, conn):
+            return job.add_parents(str(child), [page]) if job.id == first else None
+
+        (first,) = self.add("list", max_attempts=1)
+        self.assertEqual(self.drain(wrong)["dead"], 1)
+        self.assertRegex(self.job(first)[3], "TypeError")
 
     def test_a_graph_and_its_results(self):
         (before,) = self.add(0)

@@ -84,11 +84,11 @@ class Jobs(Client):
 
     def test_one_job(self):
         for call in self.both():
-            added = call(idemq.enqueue, self.queue, {"a": 1}, delay="1 h", kind="k", group_key="g")
+            added = call(idemq.enqueue, self.queue, {"a": 1}, delay="1 h", kind="k")
             job = call(idemq.job, added.id)
             self.assertIsInstance(job, idemq.JobInfo)
             self.assertEqual((job.id, job.queue, job.status, job.payload, job.kind, job.group_key, job.attempt, job.error, job.finished_at),
-                             (added.id, self.queue, "pending", {"a": 1}, "k", "g", 0, None, None))
+                             (added.id, self.queue, "pending", {"a": 1}, "k", None, 0, None, None))
             self.assertEqual(call(idemq.result, added.id), ("pending", None))
             self.assertIn("due", call(idemq.why, added.id))
             soon = datetime.now(timezone.utc) + timedelta(days=2)

@@ -9,6 +9,7 @@ import threading
 import psycopg
 
 import idemq
+import idemq._links
 import tap
 from python_common import DSN, Client, QuickFirstUse
 
@@ -215,9 +216,9 @@ class RunSteps(Client):
         seen = []
 
         def handler(job, conn):
-            if job.attempt == 1:
+            if not self.calls:
                 try:
-                    yield job.step("charge", self.call(job, "late", lambda: self.sql("SELECT idemq.fail(id, token, 'taken away') FROM idemq.jobs WHERE id = %s", job.id)))
+                    yield job.step("charge", self.call(job, "late", lambda: self.sql("SELECT idemq.revoke_lease(%s)", job.id)))
                 except (idemq.StaleToken, asyncio.CancelledError) as error:
                     seen.append(str(error))
                     raise
@@ -238,6 +239,27 @@ class RunSteps(Client):
         while self.job(job)[0] != "completed":
             run()
 
+    def test_a_lock_delays_no_heartbeat(self):
+        """A step waits for an open transaction that has locked the job, and heartbeats go on."""
+        self.set_seconds("ANSWER_TIMEOUT", 600, idemq._links)
+
+        def handler(job, conn):
+            with psycopg.connect(DSN) as other:
+                other.execute("SELECT FROM idemq.jobs WHERE id = %s FOR UPDATE", [job.id])
+                thread = threading.Thread(target=job.step, args=("charge", self.call(job)))
+                thread.start()
+                self.until("SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%begin_step%%'")
+                ((before,),) = self.sql("SELECT deadline FROM idemq.running_jobs WHERE job_id = %s", job.id)
+                self.beat(job)
+                self.until("SELECT deadline > %s FROM idemq.running_jobs WHERE job_id = %s", before, job.id)
+                other.rollback()
+                thread.join()
+            self.effect(conn, 1)
+
+        (job,) = self.add(1)
+        self.assertEqual(self.drain(handler), {"committed": 1})
+        self.assertEqual((self.effects(), self.steps(job)), ([1], [("charge", "done", "answer")]))
+
     def test_the_number_of_connections_stays(self):
         sessions = []
 
@@ -250,6 +272,7 @@ class RunSteps(Client):
 
         for run in self.both(handler):
             sessions.clear()
+            self.until(f"SELECT ({SESSIONS}) = 0")  # those of the worker before have ended
             self.add(1)
             self.assertEqual(run(), {"committed": 1})
             self.assertEqual(sessions, [(3,), (3,)])  # the worker's, the one that waits, and the handler's
@@ -271,6 +294,19 @@ class RunSteps(Client):
             idemq.send_event(self.conn, self.queue, f"approved {job}")
             self.assertEqual(run(), {"committed": 1})
             self.assertEqual((self.job(job)[:2], self.effects(), len(self.calls)), (("completed", 1), [1], 1))
+
+    def test_parents_are_added_by_the_transaction(self):
+        """add_parents is a use of the connection: what it adds is rolled back with the attempt."""
+        def handler(job, conn):
+            yield job.add_parents(child, [other])
+            raise idemq.RetryLater("1 h")
+
+        for run in self.both(handler):
+            (job,) = self.add(1)
+            (child,) = self.add(2, depends_on=[job])
+            (other,) = self.add(3, delay="1 h")
+            self.assertEqual(run(), {"retrying": 1})
+            self.assertEqual(self.sql("SELECT parent FROM idemq.dependencies WHERE child = %s", child), [(job,)])
 
     def test_a_thread_of_the_handler(self):
         """The connection is used while another thread makes a step: neither waits for the other's lock."""

@@ -47,7 +47,7 @@ foreach (@settings)
 
 	sql($node, "CREATE ROLE $role LOGIN SUPERUSER; " . join ' ', map { "ALTER ROLE $role SET $_ = $set{$_};" } sort keys %set);
 }
-sql($node, q[SELECT idemq.ensure_queue('strange', lease => '75.001 s', retry_base => '1 h', job_timeout => '2 h 3 min', retention => '24 h', max_unfinished => 1000);
+sql($node, q[SELECT idemq.ensure_queue('strange', lease => '75.001 s', retry_base => '1 h', job_timeout => '2 h 3 min', retention => '24 h', max_unfinished => 1000, notify_finished => true);
 	SELECT idemq.alter_queue('strange', max_unfinished => 900, retention => '1 day')]);
 # One that is completed, after a step; one that waits for its retry; one that runs; one that waits for the first.
 sql($node, q[SELECT idemq.enqueue('strange', '"1 € für"', key => 'a\b'), idemq.enqueue('strange', '2', priority => 5)]);
@@ -59,6 +59,6 @@ sql($node, qq[SELECT idemq.fail($id, $token, 'Fehler: für \\ 1', details => '{"
 sql($node, q[SELECT * FROM idemq.claim('strange', worker => 'runs')]);
 sql($node, q[CALL idemq.tick()]);
 sql($node, q[SELECT idemq.schedule('yearly', '0 3 1 2 *', 'strange', '4', time_zone => 'Asia/Kathmandu')]);
-reports('settings.mjs', @settings + 7, [ 'node', "$ui/test/settings.mjs", map { $_->[0] } @settings ]);
+reports('settings.mjs', @settings + 8, [ 'node', "$ui/test/settings.mjs", map { $_->[0] } @settings ]);
 $node->stop;
 done_testing();

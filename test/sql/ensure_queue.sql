@@ -28,7 +28,7 @@ SELECT max_running, dead_letter_queue, job_timeout, declared FROM idemq.queues W
 
 -- ---- A setting of every type, from one declaration to another
 
-SELECT proargnames[3:27] = (SELECT array_agg(a) FROM unnest((SELECT proargnames FROM pg_proc WHERE proname = 'create_queue')[2:]) a) AS as_create_queue
+SELECT proargnames[3:28] = (SELECT array_agg(a) FROM unnest((SELECT proargnames FROM pg_proc WHERE proname = 'create_queue')[2:]) a) AS as_create_queue
 	FROM pg_proc WHERE proname = 'ensure_queue';
 SELECT outcome FROM idemq.ensure_queue('types', lease => '1 min', retry_factor => 1.5, retry_jitter => 0, expect_workers => false, rate_limit => 5, dead_letter_queue => 'letters', job_timeout => '1 h');
 SELECT outcome, jsonb_pretty(changes) FROM idemq.ensure_queue('types', lease => '2 min', retry_factor => 3, retry_jitter => 0.5, expect_workers => true, rate_limit => 6, dead_letter_queue => 'more', job_timeout => '2 h');

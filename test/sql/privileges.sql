@@ -46,6 +46,7 @@ INSERT INTO calls (call, sql) VALUES
 	('fail', 'SELECT idemq.fail($2, $3)'),
 	('fail_many', 'SELECT outcome FROM idemq.fail_many(ARRAY[$2], ARRAY[$3])'),
 	('release', 'SELECT idemq.release($2, $3)'),
+	('add_parents', 'SELECT count(*) FROM idemq.add_parents($1, ARRAY[$4], $2, $3)'),
 	('hold_back', 'SELECT ''done'' FROM idemq.hold_back($2, $3, ''1 min'')'),
 	('release_many', 'SELECT outcome FROM idemq.release_many(ARRAY[$2], ARRAY[$3])'),
 	('cancel', 'SELECT idemq.cancel($1)'),

@@ -1,7 +1,7 @@
 # A worker's process is told at once that one of its attempts is cancelled or taken back: by each call that does so, whether or not
 # the worker's transaction holds the row, and even if the call is rolled back.  Nothing else wakes the process.
 #
-# at least 91 assertions
+# at least 109 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -11,7 +11,7 @@ use lib "$FindBin::RealBin/lib";
 use Idemq;
 use Test::More;
 
-my $node = new_server('cancel_at_once', 'idemq.worker' => 'on', 'idemq.test_clock' => 'on', max_connections => 40);
+my $node = new_server('cancel_at_once', 'idemq.worker' => 'on', 'idemq.test_clock' => 'on', max_connections => 40, max_prepared_transactions => 1);
 my $own = "SET idemq.process = 'p'";
 my ($worker, $pulse, $listener, $other) = map { session($node) } 1 .. 4;
 $_->query_safe($own) foreach ($worker, $pulse, $listener);
@@ -168,6 +168,29 @@ is(beats(), 'current', 'after its rollback, heartbeats return current');
 $asleep = waiter($node, $listen, $listener);
 sql($node, "SELECT idemq.cancel($one)");
 is(answer($asleep), 'f', 'the next cancel ends the wait again');
+# The same if a call that did not get the row was open when the cancel was rolled back.
+reset_queue();
+$asleep = listener();
+begin_sql("BEGIN; SELECT idemq.cancel($one)");
+is(answer($asleep), 'f', 'a cancel ends the wait');
+$pulse->query_safe('BEGIN');
+is($pulse->query_safe("SELECT outcome FROM idemq.cancel_many(ARRAY[$one])"), 'locked', 'cancel_many does not get the row');
+$other->query_safe('ROLLBACK');
+$pulse->query_safe('COMMIT');
+is(beats(), 'current', 'the attempt continues');
+$asleep = waiter($node, $listen, $listener);
+sql($node, "SELECT idemq.cancel($one)");
+is(answer($asleep), 'f', 'the next cancel ends the wait again');
+# The same after PREPARE TRANSACTION.
+reset_queue();
+$asleep = listener();
+$other->query_safe("BEGIN; SELECT idemq.cancel($one); PREPARE TRANSACTION 'cancels'");
+is(answer($asleep), 'f', 'a cancel that is then prepared ends the wait');
+$other->query_safe("ROLLBACK PREPARED 'cancels'");
+is(beats(), 'current', 'after ROLLBACK PREPARED, the attempt continues');
+$asleep = waiter($node, $listen, $listener);
+sql($node, "SELECT idemq.cancel($one)");
+is(answer($asleep), 'f', 'and the next cancel ends the wait again');
 # A worker releases the job in the transaction that holds the row: the waiting revoke_lease comes first.
 reset_queue();
 $worker->query_safe("BEGIN; SELECT idemq.assert_current(id, token) FROM held WHERE id = $one");
@@ -176,7 +199,7 @@ wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_ty
 is($worker->query_safe("SELECT idemq.release(id, token) FROM held WHERE id = $one"), 'cancelled', 'a worker that holds the row releases the job');
 $worker->query_safe('COMMIT');
 $other->query('SELECT');
-is_sql($node, "SELECT string_agg(outcome, ' ') FROM idemq.attempts WHERE job_id = $one", 'released', 'revoke_lease ends that attempt, and not the next one');
+is_sql($node, "SELECT string_agg(outcome || ': ' || error, ' ') FROM idemq.attempts WHERE job_id = $one", 'released: the lease was revoked', 'revoke_lease ends that attempt, and not the next one');
 
 # ---- A handler's process in the server, which always holds the row
 
@@ -189,6 +212,27 @@ sql($node, q(CREATE ROLE regress_app LOGIN; CREATE SCHEMA app AUTHORIZATION regr
 		PERFORM pg_sleep(CASE WHEN payload::int = 1 THEN 3600 ELSE 0 END);
 	END $$));
 my $sleeps = "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
+
+# A function that cancels its own job does not interrupt itself.
+sql($node, q(CREATE FUNCTION app.cancels(payload jsonb) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+	BEGIN
+		INSERT INTO app.done VALUES (payload::int);
+		PERFORM idemq.cancel_by_key('own', 'k');
+		PERFORM pg_sleep(0);
+	END $$;
+	SELECT idemq.create_queue('own', lease => '1 h'); SELECT idemq.grant_queue('own', 'regress_app', 'claim'); SELECT idemq.grant_queue('own', 'regress_app', 'enqueue');
+	SET ROLE regress_app; SELECT idemq.set_handler('own', 'app.cancels(jsonb)')));
+$id = sql($node, "SELECT (idemq.enqueue('own', '4', key => 'k')).id");
+is_soon($node, "SELECT status = 'cancelled' AND attempt = 1 FROM idemq.jobs WHERE id = $id", 'a function can cancel its own job');
+is_sql($node, 'SELECT * FROM app.done', 4, 'and its effect is committed');
+sql($node, q(SELECT idemq.grant_queue('own', 'regress_app', 'admin');
+	CREATE OR REPLACE FUNCTION app.cancels(payload jsonb) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+	BEGIN
+		PERFORM idemq.drop_queue('own', force => true);
+		PERFORM pg_sleep(0);
+	END $$));
+sql($node, "SELECT idemq.enqueue('own', '5')");
+is_soon($node, "SELECT count(*) = 0 FROM idemq.queues WHERE name = 'own'", 'and drop its own queue');
 foreach my $batch (1, 10)
 {
 	sql($node, "SELECT idemq.create_queue('h$batch', lease => '1 h'); SELECT idemq.grant_queue('h$batch', 'regress_app', 'claim'); TRUNCATE app.done;
@@ -247,6 +291,18 @@ $asleep = listener();
 sql($node, 'SELECT idemq.cancel(max(id)) FROM held');
 is(answer($asleep), 'f', 'an attempt belongs to the process that sends its heartbeats');
 
+# A claim takes back an expired lease, and claims the job again in the same transaction.
+reset_queue();
+$asleep = listener();
+stop_worker($node);
+# meant to expire
+sql($node, "SELECT idemq.heartbeat(id, token, '1 ms') FROM held WHERE id = $one");
+wait_until($node, "SELECT expires_in < '0' FROM idemq_internal.leases() WHERE job_id = $one");
+is_sql($node, "SELECT id = $one FROM idemq.claim('q')", 't', 'a claim takes a job whose lease has expired');
+kill 'CONT', worker_pid($node);
+is(answer($asleep), 'f', 'the process that had the lease is told');
+is(beats(), 'stale', 'and a heartbeat returns the reason');
+
 reset_queue();
 $asleep = listener();
 $worker->query_safe('SELECT count(*) FROM idemq.cancel_many(ARRAY(SELECT max(id) FROM held))');
@@ -269,10 +325,32 @@ $worker->query_safe("SELECT idemq.commit(max(id), max(token)) FROM held WHERE id
 $worker->query_safe("SELECT idemq.fail(id, token) FROM held WHERE id = (SELECT max(id) - 1 FROM held)");
 $worker->query_safe("SELECT idemq.release(id, token) FROM held WHERE id = (SELECT max(id) - 2 FROM held)");
 is_asleep($asleep, 'a worker that ends its own attempts does not end its wait');
+sql($node, "SELECT idemq.$_(id, token) FROM held WHERE id = (SELECT max(h.id) FROM held h JOIN idemq.jobs j USING (id, token) WHERE j.status = 'running')")
+  foreach ('commit', 'fail', 'release');
+sql($node, "SELECT idemq.await_event(id, token, 'paid', '1 h') FROM held WHERE id = (SELECT max(h.id) FROM held h JOIN idemq.jobs j USING (id, token) WHERE j.status = 'running')");
+is_asleep($asleep, 'nor does its program, which has the token, in a session of its own');
+$worker->query_safe("BEGIN; SELECT idemq.assert_current(id, token) FROM held WHERE id = $one; SELECT idemq.cancel($one)");
+is_asleep($asleep, 'nor does a transaction that holds the row and cancels the job, before its commit');
+$worker->query_safe('ROLLBACK');
 sql($node, "SELECT idemq.cancel($one)");
 is(answer($asleep), 'f', 'a cancel of one of 1,000 jobs ends the wait');
 $asleep = waiter($node, $listen, $listener);
 is_asleep($asleep, 'only once');
+# 900 cancels in a row: none is lost, and each one wakes the process at most once.
+sql($node, 'SELECT idemq.cancel((SELECT id FROM held ORDER BY id OFFSET 950 LIMIT 1))');
+answer($asleep);
+begin_sql('DO $$ DECLARE job bigint; BEGIN FOR job IN SELECT h.id FROM held h ORDER BY h.id LIMIT 900 LOOP PERFORM idemq.cancel(job); COMMIT; END LOOP; END $$');
+my ($wakes, $left) = (0, 1);
+while ($left > 0)
+{
+	$listener->query_safe($listen);
+	$wakes++;
+	$left = $pulse->query_safe("SELECT count(*) FROM (SELECT array_agg(id) AS ids, array_agg(token) AS tokens FROM (SELECT * FROM held ORDER BY id LIMIT 900) h) h, idemq.heartbeat_many(ids, tokens) WHERE outcome = 'current'");
+}
+cmp_ok($wakes, '<=', 900, '900 cancels wake the process at most 900 times, and none is lost');
+$other->query('SELECT');
+$listener->query_safe("CALL idemq.wait(NULL, '0')");
+$asleep = waiter($node, $listen, $listener);
 is_asleep($_, 'but not the wait of another process, or of another role') foreach @others;
 is($pulse->query_safe("SELECT count(*) FROM idemq.heartbeat_many('{}', '{}', end_waits => ARRAY[$asleep->{pid}, $others[0]{pid}])"), 0,
 	'heartbeat_many accepts end_waits without ids');
@@ -280,6 +358,15 @@ is(answer($asleep), 'f', 'and ends the wait of a session of its role, as if its 
 is_asleep($others[0], 'but not that of another role');
 sql($node, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid IN ($others[0]{pid}, $others[1]{pid})");
 eval { leave($_) } foreach ($foreign, $stranger);
+# A session that is given to another user does not listen any more.
+reset_queue();
+sql($node, "SELECT idemq.create_queue('r')");
+$listener->query_safe('DISCARD ALL');
+$asleep = waiter($node, "CALL idemq.wait('r', '10 h')", $listener);
+sql($node, "SELECT idemq.cancel($one)");
+is_asleep($asleep, 'after DISCARD ALL, a session does not listen');
+sql($node, "SELECT idemq.enqueue('r', '1')");
+is(answer($asleep), 't', 'but waits for work');
 leave($worker, $pulse, $listener, $other);
 is_sql($node, "SELECT count(*) FROM idemq.check() WHERE severity = 'error'", 0, 'check');
 

@@ -31,7 +31,7 @@ sql($node, "CALL idemq.begin_step($id, $token, 'name', '1', '1 h')");
 
 # Values by the name of an argument: what is the other's, then what lets a call come that far.
 my %values = (
-	id => [$id, $dead], ids => ["ARRAY[$id, $dead]"], token => [$token], tokens => ["ARRAY[$token, $token]"], depends_on => ["ARRAY[$id]", "ARRAY[$dead]"],
+	id => [$id, $dead], ids => ["ARRAY[$id, $dead]"], token => [$token], tokens => ["ARRAY[$token, $token]"], depends_on => ["ARRAY[$id]", "ARRAY[$dead]"], child => [$dead], parents => ["ARRAY[$id]"],
 	queue => [ "'q'", "'own'" ], queues => [ "'{q}'", "'{q,own}'" ], name => [ "'q'", "'own'", "'s'", "'name'", "'new'" ], key => [ "'k'", "'dead'" ],
 	keys => ["'{k}'"], topic => [ "'t'", "'t.a'" ], pattern => ["'t.#'"], dead_letter_queue => ["'q'"], queue_id => ["idemq.queue_id('q')"],
 	producer => ["'p'"], seq => ['2'], group_key => ["'g'"], payload => ["'1'"], payloads => ["'{1}'"], result => ["'1'"], state => ["'1'"],

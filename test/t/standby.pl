@@ -1,7 +1,7 @@
 # What a standby answers: the tables, views and functions that read say what the primary says, in
 # every session, also of a change that was just replayed; what writes raises 25006; and
 # CALL idemq.wait_result waits there, even for a job that has not arrived yet, and through a promotion.
-# at least 62 assertions
+# at least 65 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -77,7 +77,7 @@ unlike($session->query_safe("SELECT idemq.why($id + 1)"), qr/paused/, 'and its e
 is_state($standby, $_, '25006', "refused: $_")
   foreach ("SELECT * FROM idemq.enqueue('q', '1')", "SELECT * FROM idemq.claim('q')", "SELECT idemq.commit($id, $token)",
 	"SELECT idemq.heartbeat($id, $token)", "SELECT idemq.cancel($id)", "CALL idemq.wait('q', '1 h')", "CALL idemq.wait_any('{q}', '1 h')", "CALL idemq.wait_for_room('q', 1, '1 h')",
-	"SELECT idemq.ensure_queue('declared', lease => '2 min')", "SELECT idemq.ensure_queue('undeclared')", "SELECT idemq.ensure_topic('undeclared')");
+	"SET idemq.process = 'p'; CALL idemq.wait(NULL, '1 h')", "SELECT idemq.ensure_queue('declared', lease => '2 min')", "SELECT idemq.ensure_queue('undeclared')", "SELECT idemq.ensure_topic('undeclared')");
 is_sql($standby, "SELECT outcome, idemq.ensure_topic('declared') FROM idemq.ensure_queue('declared', lease => '60 s')", 'unchanged|unchanged',
 	'a declaration that changes nothing works on a standby');
 

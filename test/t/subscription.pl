@@ -140,6 +140,7 @@ my %calls = (
 	fail_job => 'CALL idemq.fail_job(1, 1)',
 	claim_any => "SELECT * FROM idemq.claim_any('{early}')",
 	checkpoint => "SELECT idemq.checkpoint(1, 1, '1')",
+	add_parents => "SELECT * FROM idemq.add_parents(1, '{2}', 1, 1)",
 	acquire => "SELECT idemq.acquire('early', 'k')",
 	once => "SELECT idemq.once('s', 'k')",
 	cancel_by_key => "SELECT idemq.cancel_by_key('early', 'k')",

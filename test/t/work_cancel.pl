@@ -1,6 +1,6 @@
 # idemq-work is told at once that a job is cancelled or taken back.  Leases last for an hour, so no heartbeat is due.
 #
-# at least 19 assertions
+# at least 42 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -8,6 +8,7 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib "$FindBin::RealBin/lib";
 use Idemq;
+use PostgreSQL::Test::Utils;
 use Runner;
 use Test::More;
 
@@ -58,6 +59,64 @@ foreach my $slots (1, 2)
 	kill 'TERM', $runner->{pid};
 	my ($status) = ended($runner);
 	is($status, 0, 'the runner ends');
+}
+
+# A program that has ended its own attempt runs on, and nothing is said about it, even if the cancel of another job makes the runner
+# send heartbeats for all its jobs.
+my %own = (
+	commit => "SELECT idemq.commit(:id, :token)",
+	fail => "SELECT idemq.fail(:id, :token, 'its own', retry_in => '1 h')",
+	release => "SELECT idemq.release(:id, :token, '1 h')",
+	await_event => "SELECT idemq.await_event(:id, :token, 'paid', '1 h')");
+my $ends_itself = q[if [ -n "$IDEMQ_KIND" ]; then echo "$IDEMQ_KIND" | psql -XAtq -d '] . $dsn . q[' -v id="$IDEMQ_ID" -v token="$IDEMQ_TOKEN" || exit 1; fi; ] .
+  'echo $$ >$T/$IDEMQ_KEY; while [ ! -e $T/open_$IDEMQ_KEY ]; do sleep 0.05; done; exit 1';
+{
+	my $runner = start_runner($dsn, '-j', 2, '--', 'sh', '-c', $ends_itself);
+
+	foreach my $name (sort keys %own)
+	{
+		my ($id) = sql($node, "SELECT id FROM idemq.enqueue('q', '1', key => '$name', kind => \$\$$own{$name}\$\$)");
+		my $pid = until_file($name) + 0;
+		my ($other) = begun();
+		my $status = sql($node, "SELECT status FROM idemq.jobs WHERE id = $id");
+
+		wait_until($node, $listens);
+		sql($node, "SELECT idemq.cancel($other)");
+		until_said($runner, qr/^idemq-work: q $other: .*, so the program is being stopped$/m);
+		open_gate("open_job$jobs");
+		is_soon($node, 'SELECT count(*) = 0 FROM idemq.running_jobs', "$name: the other job has ended");
+		wait_until($node, $listens);
+		ok(runs($pid), 'the program that has ended its own attempt still runs');
+		open_gate("open_$name");
+		until_true("the end of $pid", sub { !runs($pid) });
+		is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $id", $status, "its job is still $status");
+		unlike(slurp_file($runner->{err}), qr/q $id/, 'and nothing is said about it');
+		sql($node, "SELECT idemq.cancel($id)");
+	}
+	kill 'TERM', $runner->{pid};
+	my ($status) = ended($runner);
+	is($status, 0, 'the runner ends');
+}
+
+# A runner that drains still listens, whether or not it has a free slot.
+foreach my $slots (2, 3)
+{
+	my $runner = start_runner($dsn, '-j', $slots, '--', 'sh', '-c', $program);
+	my ($id) = begun();
+	my ($second) = begun();
+
+	wait_until($node, $listens);
+	kill 'TERM', $runner->{pid};
+	until_said($runner, qr/stopping: 2 programs have 30 s to finish/);
+	foreach my $job ($id, $second)
+	{
+		sql($node, "SELECT idemq.cancel($job)");
+		until_said($runner, qr/^idemq-work: q $job: the job (?:was|is being) cancelled, so the program is being stopped$/m);
+	}
+	my ($status, $said) = ended($runner);
+	is($status, 0, "$slots slots: a runner that drains learns of a cancel at once, and ends");
+	is_sql($node, "SELECT string_agg(status::text, ' ') FROM idemq.jobs WHERE id IN ($id, $second)", 'cancelled cancelled', 'its jobs are cancelled');
+	is_soon($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'idemq-work'", 'it leaves no session behind');
 }
 
 # With --once, a runner that ends after it has listened leaves no session behind.

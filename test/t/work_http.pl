@@ -372,7 +372,7 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 	is_sql($node, "SELECT idemq.cancel($id)", 'cancelled', 'a job is cancelled');
 	sql($node, $cut);
 	until_true('its connection is closed', sub { grep { ($_->{closed} // '') eq $id } requests() });
-	until_said($runner, qr/^idemq-work: q $id: the lease was lost, so the request is being stopped$/m);
+	until_said($runner, qr/^idemq-work: q $id: the job (?:was|is being) cancelled, so the request is being stopped$/m);
 	is_job($node, $id, 'cancelled|1||', 'it stays cancelled');
 
 	$id = enqueue({ do => 'wait', gate => "$tmp/committed", status => 500 });

@@ -50,7 +50,7 @@ sub requests { my ($of) = (@_, $endpoint); return -e $of->{log} ? map { decode_j
 	until_true('a request', sub { grep { ($_->{headers}{'idemq-id'} // '') eq $id } requests() });
 	is_sql($node, "SELECT idemq.cancel($id)", 'cancelled', 'a job is cancelled');
 	until_true('its connection is closed', sub { grep { ($_->{closed} // '') eq $id } requests() });
-	until_said($runner, qr/^idemq-work: q $id: the lease was lost, so the request is being stopped$/m);
+	until_said($runner, qr/^idemq-work: q $id: the job (?:was|is being) cancelled, so the request is being stopped$/m);
 	is_job($node, $id, 'cancelled|1||', 'it stays cancelled');
 
 	$id = enqueue({ do => 'wait', gate => "$tmp/committed", status => 500 });

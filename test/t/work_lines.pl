@@ -276,7 +276,7 @@ EOP
 	is_sql($node, "SELECT idemq.cancel($id)", 'cancelled', 'a job is cancelled');
 	# A runner that connects again sends its heartbeats at once.
 	sql($node, "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'idemq-work'");
-	until_said($runner, qr/^idemq-work: q $id: the lease was lost, so the program is being stopped$/m);
+	until_said($runner, qr/^idemq-work: q $id: the job (?:was|is being) cancelled, so the program is being stopped$/m);
 	until_true('its program is ended', sub { !runs($pid) });
 	is_job($node, $id, 'cancelled|1||', 'it stays cancelled');
 	$id = enqueue({ gate => 'answer' });

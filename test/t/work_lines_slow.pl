@@ -57,7 +57,7 @@ foreach ([ 1, 'that hangs' ], [ 2, 'that hangs, and does not hear', '--kill-afte
 	my $runner = runner('--once', '--lease', '3s');
 	my $pid = until_file('hangs') + 0;
 	is_sql($node, "SELECT idemq.cancel($id)", 'cancelled', 'a job is cancelled');
-	until_said($runner, qr/^idemq-work: q $id: the lease was lost, so the program is being stopped$/m);
+	until_said($runner, qr/^idemq-work: q $id: the job (?:was|is being) cancelled, so the program is being stopped$/m);
 	until_true('its program is ended', sub { !runs($pid) });
 	is_job($node, $id, 'cancelled|1||', 'it stays cancelled');
 	is((ended($runner))[0], 0, 'the runner ends');

@@ -45,6 +45,7 @@ for (const role of process.argv.slice(2)) {
 for (const [name, pattern] of [
   ['a lease', /"lease":\{"minutes":1,"seconds":15,"milliseconds":1\}/],
   ['a setting that was changed since it was declared', /"changed_since":\{"max_unfinished":"1000"\}/],
+  ['a setting that is on', /"notify_finished":true/],
   ['its seconds', /"lease_seconds":75\.001/],
   ['a time', /"finished_at":"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?\+00"/],
   ['text', /"payload":"\\"1 € für\\""/],

@@ -13,7 +13,7 @@ const ENSURE_QUEUE = `SELECT outcome, changes::text
     dead_letter_cancelled => $18::boolean, group_max_running => $19::int, group_rate_limit => $20::int,
     group_rate_period => $21::interval, expect_workers => $22::boolean, rate_burst => $23::int,
     group_rate_burst => $24::int, max_hold_back => $25::interval, max_unfinished => $26::int,
-    group_max_unfinished => $27::int)`;
+    group_max_unfinished => $27::int, notify_finished => $28::boolean)`;
 const ENSURE_TOPIC = 'SELECT idemq.ensure_topic($1::text) AS outcome';
 const ENSURE_HANDLER = `SELECT outcome, changes::text
   FROM idemq.ensure_handler($1::text, $2::text, workers => $3::int, batch => $4::int, max_idle => $5::interval)`;
@@ -60,6 +60,7 @@ export async function ensureQueue(client, queue, options = {}) {
     optionalInterval(options.maxHoldBack, 'maxHoldBack'),
     optionalInteger(options.maxUnfinished, 'maxUnfinished'),
     optionalInteger(options.groupMaxUnfinished, 'groupMaxUnfinished'),
+    optionalBoolean(options.notifyFinished, 'notifyFinished'),
   ]);
   return ensured(row);
 }

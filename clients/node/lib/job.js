@@ -1,10 +1,10 @@
 // An attempt: the job that its handler gets, and its time limit.
 
-import { checkClient, checkName, optionalInterval } from './arguments.js';
-import { Cancelled, Waiting, typed } from './errors.js';
+import { checkClient, checkId, checkIds, checkName, optionalInterval } from './arguments.js';
+import { Cancelled, Snooze, Waiting, typed } from './errors.js';
 import { json } from './enqueue.js';
 import { finishedResult } from './handlers.js';
-import { AWAIT_EVENT, CHECKPOINT, PARENTS } from './statements.js';
+import { ADD_PARENTS, AWAIT_EVENT, CHECKPOINT, PARENTS } from './statements.js';
 import { step } from './step.js';
 import { traced } from './trace.js';
 
@@ -87,6 +87,14 @@ export class Job {
     return { arrived: outcome === 'arrived', payload };
   }
 
+  /** @type {import('../index.js').Job['addParents']} */
+  async addParents(child, parents) {
+    const values = [checkId(child, 'child'), checkIds(parents, 'parents'), this.id, this.token];
+    const locked = (await this.#attempt.ask(ADD_PARENTS, values, true)).filter(({ outcome }) => outcome === 'locked').map(({ id }) => id);
+    // If this attempt went on and completed, the child would start without these parents.
+    if (locked.length) throw new Snooze('1 s', `parents could not be added because another transaction is using them: ${locked.slice(0, 10).join(', ')}`);
+  }
+
   /** @type {import('../index.js').Job['parents']} */
   async parents() {
     return this.#attempt.ask(PARENTS, [this.id]);
@@ -141,6 +149,8 @@ export class Attempt {
   leaseSession;
   /** Whether its lease was lost at the last check. */
   lost = false;
+  /** Whether its handler has ended it through SQL, so that it has no lease any more. The handler continues. */
+  endedItself = false;
 
   /**
    * @param {any} row of a claim @param {string} queue
@@ -216,10 +226,13 @@ export class Attempt {
   /** @type {Ask} */
   #ask = async (...statement) => (await /** @type {import('./connection.js').Link} */ (this.#link).answer(...statement)).rows;
 
-  /** Runs a statement, in the handler's transaction if it has used that. @param {string} text @param {unknown[]} values @returns {Promise<any[]>} */
-  async ask(text, values) {
+  /**
+   * Runs a statement, in the handler's transaction if it has used that, or if this is a use of it.
+   * @param {string} text @param {unknown[]} values @param {boolean} [use] @returns {Promise<any[]>}
+   */
+  async ask(text, values, use = false) {
     try {
-      if (this.transaction?.used) return (await /** @type {import('pg').ClientBase} */ (this.client).query(text, values)).rows;
+      if (this.transaction && (use || this.transaction.used)) return (await /** @type {import('pg').ClientBase} */ (this.client).query(text, values)).rows;
       return await (this.transaction?.ask(text, values) ?? this.#ask(text, values));
     } catch (error) {
       throw typed(error);

@@ -39,11 +39,14 @@ export const QUEUE_SETTINGS = {
   retention: true, idempotencyWindow: true, maxRunning: true, rateLimit: true, ratePeriod: true, deadLetterQueue: true,
   deadRetention: true, maxLease: true, jobTimeout: true, deadLetterCancelled: true, groupMaxRunning: true, groupRateLimit: true,
   groupRatePeriod: true, expectWorkers: true, rateBurst: true, groupRateBurst: true, maxHoldBack: true, maxUnfinished: true,
-  groupMaxUnfinished: true,
+  groupMaxUnfinished: true, notifyFinished: true,
 };
 
 /** @type {Names<import('../index.js').HandlerOptions>} */
 export const HANDLER = { workers: true, batch: true, maxIdle: true };
+
+/** @type {Names<import('../index.js').FinishedJobsOptions>} */
+export const FINISHED_JOBS = { signal: true, logger: true };
 
 /** @type {Names<import('../index.js').StepOptions>} */
 export const STEP = { request: true, callTimeout: true, ask: true };

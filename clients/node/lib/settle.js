@@ -67,7 +67,7 @@ export async function settle(worker, link, attempt, error) {
  */
 export async function endStale(worker, link, attempt, outcome, error, text) {
   const { id, token } = attempt.job;
-  /** @type {{ status: string, last: boolean, error: string | null } | undefined} */
+  /** @type {{ status: string, last: boolean, error: string | null, own: string | null } | undefined} */
   let job;
   try {
     [job] = (await link.answer(BECAME, [id, token])).rows;
@@ -81,6 +81,11 @@ export async function endStale(worker, link, attempt, outcome, error, text) {
   if (job?.last && job.status === 'dead') {
     worker.failed(attempt, error ?? attempt.reason ?? new Cancelled('lease', job.error ?? 'the lease was lost'), 'dead', false);
     return worker.ended(attempt, 'dead', job.error ?? text);
+  }
+  if (job?.own && worker.outside) {
+    const ended = { failed: 'retrying', committed: 'committed' }[job.own] ?? job.own;
+    if (error !== undefined) worker.failed(attempt, error, 'retrying', !finished);
+    return worker.ended(attempt, ended, `the handler has ended the attempt itself${text ? `; then: ${text}` : ''}`);
   }
   if (error !== undefined) worker.failed(attempt, error, outcome, !finished);
   const became = {

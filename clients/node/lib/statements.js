@@ -61,9 +61,17 @@ export const FINISH_STEP = 'SELECT idemq.finish_step($1::bigint, $2::bigint, $3:
 export const REFUSE_STEP = 'SELECT idemq.refuse_step($1::bigint, $2::bigint, $3::text, $4::text)';
 
 export const AWAIT_EVENT = 'SELECT outcome, payload FROM idemq.await_event($1::bigint, $2::bigint, $3::text, $4::interval)';
-// The state of the job after its lease was lost. last: whether no other attempt has begun.
-export const BECAME = `SELECT j.status::text, j.token::text = $2::text AS last, coalesce(a.error, j.last_error) AS error
+/** Whether an attempt was ended by a call with its token. If the lease was revoked, the error says so. */
+const ENDED_BY_TOKEN = "(a.outcome IN ('failed', 'committed') OR (a.outcome = 'released' AND a.error IS NULL))";
+// Of attempts that a heartbeat calls stale: those that have ended themselves.
+export const ENDED_THEMSELVES = `SELECT s.token::text FROM unnest($1::bigint[], $2::bigint[]) AS s (id, token)
+  WHERE EXISTS (SELECT FROM idemq.attempts AS a WHERE a.job_id = s.id AND a.token = s.token AND ${ENDED_BY_TOKEN})
+    OR EXISTS (SELECT FROM idemq.jobs AS j WHERE j.id = s.id AND j.token = s.token AND j.status = 'completed')`;
+// The state of the job after its lease was lost. last: whether no other attempt has begun; own: how the attempt has ended itself.
+export const BECAME = `SELECT j.status::text, j.token::text = $2::text AS last, coalesce(a.error, j.last_error) AS error,
+    CASE WHEN ${ENDED_BY_TOKEN} THEN a.outcome END AS own
   FROM idemq.job($1::bigint) AS j LEFT JOIN idemq.attempts AS a ON a.job_id = j.id AND a.token::text = $2::text`;
+export const ADD_PARENTS = 'SELECT parent::text AS id, outcome::text FROM idemq.add_parents($1::bigint, $2::bigint[], $3::bigint, $4::bigint)';
 export const PARENTS = 'SELECT parent::text AS id, queue, status::text, result FROM idemq.parents($1::bigint) AS p ORDER BY p.parent';
 
 // Like heartbeats, its commit does not wait for the disk or a standby.

@@ -19,7 +19,7 @@ import { INSIDE, QUEUES_WORKER, WORKER, checkOptions } from './options.js';
 import { OutsideLinks } from './outside.js';
 import { onSignals, stopWhenHung } from './signals.js';
 import { watchSilence } from './silence.js';
-import { CLAIM, END_WAIT, HEARTBEAT, RELEASE_MANY, SETTINGS, WAIT, WAIT_ANY, jobFromRow } from './statements.js';
+import { CLAIM, END_WAIT, ENDED_THEMSELVES, HEARTBEAT, RELEASE_MANY, SETTINGS, WAIT, WAIT_ANY, jobFromRow } from './statements.js';
 import { TransactionSlots } from './transactions.js';
 import { WorkerReport } from './worker-report.js';
 
@@ -85,6 +85,8 @@ export class Worker {
   #graceEnded = false;
   #endWait = async () => {};
   #endingWait = Promise.resolve();
+  /** Settles when the last wait has ended. @type {Promise<unknown>} */
+  #waiting = Promise.resolve();
 
   /**
    * @param {import('../index.js').Connection} connection @param {string | Record<string, any>} queues
@@ -218,12 +220,14 @@ export class Worker {
       const { session } = this.waiter;
       // Waits that do not end by themselves are abandoned: their connection is silent, or the server could not be asked to end them.
       waitTimer = setTimeout(() => this.waiter.session?.destroy(), waitEnds);
+      // While handlers run, the session then listens.
+      this.#waiting.then(() => clearTimeout(waitTimer));
       if (session?.direct) await report.endWait(session.process, this.#running.size === 0);
     };
     try {
       await this.#dispatch();
     } finally {
-      while (this.#busy > 0) await new Promise((resolve) => (this.#changed = () => resolve(undefined)));
+      while (this.#busy > 0) await this.#listen(this.#change());
       // If a report is interrupted, it could be written after the last one.
       await Promise.race([this.#endingWait, sleep(1000, this.#over.signal)]);
       await report.reportStopping(this.#over.signal);
@@ -318,28 +322,17 @@ export class Worker {
   /** Sleeps until a queue with a free slot may have a job, a queue gets its first free slot, or a pause ends. */
   async #rest() {
     const sleepers = this.#options.once ? [] : this.#consumers.filter((consumer) => consumer.free > 0 && !consumer.paused);
-    let over = false;
-    const changed = new Promise((resolve) => {
-      this.#changed = () => {
-        over = true;
-        resolve(undefined);
-      };
-    });
+    const change = this.#change();
     const pauseEnds = Math.min(...this.#consumers.filter(({ paused }) => paused).map(({ pausedUntil }) => pausedUntil));
     const timer = Number.isFinite(pauseEnds) ? setTimeout(() => this.#changed(), pauseEnds - Date.now() + 1) : undefined;
     this.#sleepers = sleepers;
     try {
       if (sleepers.length > 0) {
-        const ready = await this.#unless(changed, this.#wait(sleepers));
-        if (ready || !over) sleepers.forEach((consumer) => (consumer.empty = false));
-        return;
+        const ready = await this.#unless(change, this.#wait(sleepers));
+        if (ready || !change.over) sleepers.forEach((consumer) => (consumer.empty = false));
+      } else {
+        await this.#listen(change);
       }
-      await Promise.race([changed, sleep(listenAfter, this.#stop.signal)]);
-      // Listens for the end of an attempt, in the session that otherwise waits for jobs. Without it, heartbeats find the end.
-      while (!over && !this.#stop.signal.aborted && (this.waiter.session?.hearsEnds ?? true)) {
-        await this.#unless(changed, this.#wait([]).catch(() => sleep(1000, this.#stop.signal)));
-      }
-      if (!this.#stop.signal.aborted) await changed;
     } catch (error) {
       if (this.#stop.signal.aborted) return;
       sleepers.forEach((consumer) => (consumer.empty = false));
@@ -354,15 +347,49 @@ export class Worker {
     }
   }
 
-  /** Awaits a wait. If something changes before it has ended, the server is asked to end it. @template T @param {Promise<unknown>} changed @param {Promise<T>} waiting */
-  async #unless(changed, waiting) {
-    const first = await Promise.race([changed.then(() => true), waiting.then(() => false)]);
+  /** The next change: a slot is free, a pause ends, or the worker that does not wait for jobs is told to stop. */
+  #change() {
+    const change = { over: false, happened: Promise.resolve() };
+    change.happened = new Promise((resolve) => {
+      this.#changed = () => {
+        change.over = true;
+        resolve();
+      };
+    });
+    // It was told before.
+    if (this.#stop.signal.aborted && this.#busy === 0) this.#changed();
+    return change;
+  }
+
+  /**
+   * Listens for the end of an attempt, in the session that otherwise waits for jobs, until something changes. A worker that is stopping does
+   * not open a session for that.
+   * @param {{ over: boolean, happened: Promise<void> }} change
+   */
+  async #listen(change) {
+    await Promise.race([change.happened, sleep(listenAfter, this.#stop.signal)]);
+    const stopping = this.#stop.signal.aborted;
+    while (!change.over && (this.waiter.session?.hearsEnds ?? !stopping)) {
+      // Until then, heartbeats find the end of an attempt.
+      const pause = () => sleep(1000, stopping ? this.#over.signal : this.#stop.signal);
+      await this.#unless(change, this.#wait([]).catch(pause));
+    }
+    await change.happened;
+  }
+
+  /**
+   * Awaits a wait. If something changes before it has ended, the server is asked to end it.
+   * @template T @param {{ happened: Promise<void> }} change @param {Promise<T>} waiting
+   */
+  async #unless(change, waiting) {
+    const first = await Promise.race([change.happened.then(() => true), waiting.then(() => false)]);
     const { session } = this.waiter;
     if (!first) return waiting;
     const ended = waiting.catch(() => undefined);
     if (!session?.direct) return undefined; // it times out
-    await this.control.rows(END_WAIT, [session.process]).catch(() => {});
-    return Promise.race([ended, sleep(waitEnds, this.#over.signal)]);
+    const limit = sleep(waitEnds, this.#over.signal);
+    await Promise.race([this.control.rows(END_WAIT, [session.process]).catch(() => {}), limit]);
+    return Promise.race([ended, limit]);
   }
 
   /**
@@ -372,8 +399,8 @@ export class Worker {
    */
   #wait(consumers) {
     const queues = consumers.map(({ queue }) => queue);
-    return this.waiter.withSession(async (session) => {
-      if (this.#stop.signal.aborted || (queues.length === 0 && !session.hearsEnds)) return false;
+    const waiting = this.waiter.withSession(async (session) => {
+      if (queues.length === 0 ? !session.hearsEnds : this.#stop.signal.aborted) return false;
       const longest = session.direct ? longestWait : longestPooledWait;
       const ms = session.statementTimeout > 0 ? Math.min(longest, 0.8 * session.statementTimeout) : longest;
       const values = queues.length > 1 ? queues : queues[0] ?? null;
@@ -383,6 +410,8 @@ export class Worker {
       this.#heartbeatNow();
       return false;
     });
+    this.#waiting = waiting.catch(() => {});
+    return waiting;
   }
 
   /**
@@ -457,7 +486,7 @@ export class Worker {
       // The heartbeats that are under way may have been answered before the attempt ended, so send others after them.
       if (asking || !this.#told) await Promise.race([due, sleep(Math.min(this.#lease / 3, 3_600_000), this.#over.signal), ...(asking && this.#told ? [asking] : [])]);
       if (!asking) this.#told = false;
-      const running = [...this.#running].filter((attempt) => attempt.why !== 'timeout');
+      const running = [...this.#running].filter((attempt) => attempt.why !== 'timeout' && !attempt.endedItself);
       if (running.length > 0) asking ??= this.#sendHeartbeat(running).finally(() => (asking = undefined));
       await Promise.race([asking, sleep(this.#lease / 6, this.#over.signal)]);
       for (const attempt of running) {
@@ -467,6 +496,19 @@ export class Worker {
     await asking;
   }
 
+  /** Marks stale attempts that have ended themselves. A transaction can only be rolled back, so its attempt is not among them. @param {import('./connection.js').Session} session @param {Attempt[]} stale */
+  async #findEnded(session, stale) {
+    if (stale.length === 0) return;
+    const values = [stale.map(({ job }) => job.id), stale.map(({ job }) => job.token)];
+    const { rows } = await withTimeout(this.control.answerTimeout, session, session.query(ENDED_THEMSELVES, values));
+    const tokens = new Set(rows.map((row) => row.token));
+    for (const attempt of stale) {
+      if (!tokens.has(attempt.job.token)) continue;
+      attempt.endedItself = true;
+      attempt.leaseEnds = Infinity;
+    }
+  }
+
   /** @param {Attempt[]} running */
   async #sendHeartbeat(running) {
     try {
@@ -474,11 +516,13 @@ export class Worker {
         const asked = Date.now();
         const { rows } = await withTimeout(this.control.answerTimeout, session, session.query(HEARTBEAT, [running.map(({ job }) => job.id), running.map(({ job }) => job.token)]));
         const outcomes = new Map(rows.map((row) => [`${row.id} ${row.token}`, row.outcome]));
+        const outcomeOf = (/** @type {Attempt} */ { job }) => outcomes.get(`${job.id} ${job.token}`);
+        await this.#findEnded(session, running.filter((attempt) => attempt.strict && outcomeOf(attempt) === 'stale' && this.#running.has(attempt) && !attempt.commitSent));
         for (const attempt of running) {
-          const outcome = outcomes.get(`${attempt.job.id} ${attempt.job.token}`);
+          const outcome = outcomeOf(attempt);
           if (outcome === 'current') attempt.leaseEnds = asked + attempt.lease;
           // If the job is committed, or about to be, there is no lease any more.
-          else if (this.#running.has(attempt) && !attempt.commitSent) attempt.cancel(outcome === 'expired' ? 'timeout' : 'lease');
+          else if (this.#running.has(attempt) && !attempt.commitSent && !attempt.endedItself) attempt.cancel(outcome === 'expired' ? 'timeout' : 'lease');
         }
       });
     } catch (error) {

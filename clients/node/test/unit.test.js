@@ -8,6 +8,7 @@ import { test } from 'node:test';
 import { Breaker } from '../lib/breaker.js';
 import { location, shardConnection } from '../lib/cluster.js';
 import { Address, Session, hosts, isServerLost } from '../lib/connection.js';
+import { Buffer as Items, itemsOf, mostKept } from '../lib/finished.js';
 import { Dead, IdemqError, StaleToken, detailsOf, interval, sqlstate, textOf, typed } from '../lib/errors.js';
 import { ClusterWorker, Worker, cancelMany, drain, enqueue, enqueueGraph, enqueueSequenced, flow, publish, sendEvent, waitResults } from '../lib/index.js';
 import { Attempt } from '../lib/job.js';
@@ -364,4 +365,31 @@ test('whose connection was lost', () => {
     [reset, tcp, 4, true],
     [reset, tcp, 6, false],
   ]) assert.equal(isServerLost(error, server, since), expected, `${error}`);
+});
+
+test('notifications of finished jobs', () => {
+  assert.deepEqual(itemsOf('{"event":"finished","queue":"q-1.2","completed":[9223372036854775807],"later":[1],"dead":[2,3]}'), [
+    { event: 'finished', queue: 'q-1.2', id: '9223372036854775807', status: 'completed' },
+    { event: 'finished', queue: 'q-1.2', id: '2', status: 'dead' },
+    { event: 'finished', queue: 'q-1.2', id: '3', status: 'dead' },
+  ]);
+  assert.deepEqual(itemsOf('{"event":"overflow","queue":"q","lost":7,"more":1}'), [{ event: 'overflow', queue: 'q', lost: 7 }]);
+  assert.deepEqual(itemsOf('{"event":"overflow","queue":"q","lost":null}'), [{ event: 'overflow', queue: 'q', lost: null }]);
+  assert.deepEqual(itemsOf('{"event":"later","queue":"q"}'), []);
+  const job = (queue, id) => ({ event: 'finished', queue, id: `${id}`, status: 'dead' });
+  const items = new Items();
+  for (let n = 0; n < mostKept; n++) items.put(job('a', n));
+  assert.deepEqual(items.take(), job('a', 0));
+  items.put({ event: 'overflow', queue: 'b', lost: 5 });
+  items.put(job('a', 'last'));
+  assert.deepEqual([items.take(), items.take(), items.take(), items.size], [
+    { event: 'overflow', queue: 'a', lost: mostKept - 1 }, { event: 'overflow', queue: 'b', lost: 5 }, job('a', 'last'), 0,
+  ]);
+  for (let n = 0; n <= mostKept; n++) items.put(n % 2 ? job('a', n) : { event: 'overflow', queue: 'a', lost: n ? 1 : null });
+  assert.deepEqual(items.take(), { event: 'overflow', queue: 'a', lost: null });
+  for (let n = 0; n < 3 * mostKept; n++) {
+    items.put(job('c', n));
+    items.take();
+  }
+  assert.equal(items.size, 1);
 });

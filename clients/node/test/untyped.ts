@@ -3,7 +3,7 @@
 import pg from 'pg';
 import {
   ClusterWorker, Cancelled, createPool, Dead, Kind, Outside, Refused, RetryLater, Snooze, Worker, cancelMany, cancelMatching, drain, enqueue, enqueueGraph,
-  enqueueSequenced, ensureHandler, ensureQueue, ensureTopic, flow, pauseGroup, job, publish, resumeGroup, sendEvent, waitResults, type Handler, type Job,
+  enqueueSequenced, ensureHandler, ensureQueue, ensureTopic, finishedJobs, flow, pauseGroup, job, publish, resumeGroup, sendEvent, waitResults, type Handler, type Job,
 } from 'idemq';
 
 export async function application(client: pg.PoolClient): Promise<void> {
@@ -24,6 +24,13 @@ export async function application(client: pg.PoolClient): Promise<void> {
   await drain('postgresql://db1/shop', 'mail', charge, { concurency: 2 });
   // @ts-expect-error an id is no number
   await client.query('SELECT 1').then(() => ({ id }) as { id: number });
+}
+
+export async function page(show: (id: string, status: string) => void, readAgain: (queue: string) => void): Promise<void> {
+  for await (const item of finishedJobs('postgresql://db1/shop', ['mail', 'invoices'], { signal: AbortSignal.timeout(1000) })) {
+    if (item.event === 'overflow') readAgain(item.queue satisfies string);
+    else show(item.id satisfies string, item.status satisfies 'completed' | 'dead' | 'cancelled');
+  }
 }
 
 export async function flows(pool: pg.Pool, offset: bigint): Promise<string> {

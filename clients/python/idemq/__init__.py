@@ -30,6 +30,7 @@ from ._arguments import (
 from ._cluster import ClusterRun
 from ._declare import Ensured, ensure_handler, ensure_queue, ensure_topic
 from ._executors import AsyncExecutor, AsyncTransactionExecutor, Executor, ThreadExecutor, ThreadTransactionExecutor
+from ._finished import FinishedJob, Overflow, finished_jobs, finished_jobs_async
 from ._flows import (
     CancelledJobs,
     Flow,
@@ -107,6 +108,7 @@ __all__ = [
     "Ensured",
     "Event",
     "Failure",
+    "FinishedJob",
     "Flow",
     "GraphJob",
     "HoldBack",
@@ -123,6 +125,7 @@ __all__ = [
     "NoSuchJob",
     "NoSuchQueue",
     "Outside",
+    "Overflow",
     "Parent",
     "Published",
     "QueueFull",
@@ -150,6 +153,8 @@ __all__ = [
     "ensure_handler",
     "ensure_queue",
     "ensure_topic",
+    "finished_jobs",
+    "finished_jobs_async",
     "flow",
     "job",
     "make_due",

@@ -96,7 +96,10 @@ _RELEASE_MANY = "SELECT outcome::text FROM idemq.release_many(%s, %s)"
 _TRY_COMMIT = "SELECT idemq.try_commit(%s, %s, %s::jsonb)::text"
 _ASSERT_CURRENT = "SELECT idemq.assert_current(%s, %s)::text"
 _AWAIT_OUTCOME = "SELECT outcome FROM idemq.await_event(%s, %s, %s, %s::interval)"  # without the payload, which Python may be unable to decode
-_STATUS = "SELECT status::text, attempt FROM idemq.job(%s)"
+ENDED_BY_TOKEN = "(a.outcome IN ('failed', 'committed') OR (a.outcome = 'released' AND a.error IS NULL))"
+"""Whether an attempt was ended by a call with its token.  If the lease was revoked, the error says so."""
+_STATUS = f"""SELECT j.status::text, j.attempt, (SELECT a.outcome FROM idemq.attempts a WHERE a.job_id = j.id AND a.token = %s AND {ENDED_BY_TOKEN})
+    FROM idemq.job(%s) j"""
 
 
 def _reason(execution: Execution, error: BaseException) -> str:
@@ -112,6 +115,8 @@ class _JobNow(NamedTuple):
     status: str
     by_this_attempt: bool
     """Whether no other attempt has begun since."""
+    own: Optional[str]
+    """How an attempt without a transaction has ended itself: failed, released or committed.  None if it has not."""
 
 
 class _ToCommit(NamedTuple):
@@ -165,8 +170,9 @@ class AttemptRunner:
         self.claims_paused_until = 0.0
         self._loads = _pipeline.loads()
         self._lease = _text_of_interval(options.lease)
-        self._transacts = executors[0].link is not None
-        self.at_once = options.batch if self._transacts else 1
+        self.transacts = executors[0].link is not None
+        """Whether its handlers have transactions."""
+        self.at_once = options.batch if self.transacts else 1
         """Maximum number of jobs that an executor has at a time."""
         # If shards share slots, the event loop must know about each slot that is waiting.
         self.group_commit = GroupCommit(self, shared.commits) if executors[0].threads and not slots.shared else None
@@ -180,7 +186,7 @@ class AttemptRunner:
         attach = self.options.attach
         if attach is None:
             # Without a transaction, a lost connection would let another attempt start while the handler is running.
-            attach = self._transacts and self.options.wait_dsn is None
+            attach = self.transacts and self.options.wait_dsn is None
         return attach and link.direct
 
     def claims(self, link: Link[Any], most: int) -> _pipeline.Values:
@@ -505,7 +511,7 @@ class AttemptRunner:
         """Fails the job or, after a Snooze, a HoldBack or the loss of the server, releases it.  The text of the error is read inside the
         try block, because the error may be of any class.  If the server refuses the hold, the job is released without one.  The first
         100 such attempts in a row do not count, either."""
-        own_server = error is not None and not self._transacts and is_from_server(error, self.shared.control.conn)
+        own_server = error is not None and not self.transacts and is_from_server(error, self.shared.control.conn)
 
         def statement(level: int) -> tuple[str, tuple[Any, ...]]:
             delay = interval(error.delay) if isinstance(error, (RetryLater, Snooze, HoldBack)) and level < 2 else None
@@ -558,10 +564,10 @@ class AttemptRunner:
         if outcome != "stale":
             return None
         try:
-            rows = await self.shared.within(self.shared.control.ask(_STATUS, (job.id,)), _links.ANSWER_TIMEOUT)
+            rows = await self.shared.within(self.shared.control.ask(_STATUS, (job.token, job.id)), _links.ANSWER_TIMEOUT)
         except (AnswerLost, psycopg.Error, asyncio.TimeoutError):
             return None
-        return _JobNow(rows[0][0], rows[0][1] == job.attempt) if rows else None
+        return _JobNow(rows[0][0], rows[0][1] == job.attempt, None if self.transacts else rows[0][2]) if rows else None
 
     def _report_failure(
         self, job: BaseJob, outcome: str, text: str, error: Optional[BaseException], now: Optional[_JobNow] = None
@@ -838,12 +844,12 @@ class AttemptRunner:
         refused: list[psycopg.Error] = []
 
         def statement(level: int) -> tuple[str, tuple[Any, ...]]:
-            if level > 0 and self._transacts and refused:
+            if level > 0 and self.transacts and refused:
                 return _FAIL, (job.id, job.token, storable_text(text_of(refused[0])), None, False, Jsonb(_details(refused[0])))
             return _TRY_COMMIT, (job.id, job.token, result if level == 0 else None)
 
         outcome = await self._settle_with(job, statement, refused)
-        if refused and self._transacts:
+        if refused and self.transacts:
             self._record_outcome(job, outcome)
             self._report_failure(job, outcome, text_of(refused[0]), refused[0])
         else:
@@ -860,6 +866,9 @@ class AttemptRunner:
     async def _report_not_committed(self, job: BaseJob, outcome: str) -> None:
         now = await self._job_after(job, outcome)
         self._record_outcome(job, _ended_as(outcome, now))
+        if now is not None and now.own is not None:
+            log.info("%s %d: the handler has ended the attempt itself (%s)", self.options.queue, job.id, now.own)
+            return
         log.warning(
             "%s %d: the handler finished successfully, but the lease was lost, so the job was not committed (%s)",
             self.options.queue, job.id, outcome if now is None else f"{outcome}; the job is {now.status}",
@@ -868,7 +877,11 @@ class AttemptRunner:
 
 def _ended_as(outcome: str, now: Optional[_JobNow]) -> str:
     """The outcome of an attempt that the server has called stale."""
-    return "dead" if now is not None and now.status == "dead" and now.by_this_attempt else outcome
+    if now is not None and now.status == "dead" and now.by_this_attempt:
+        return "dead"
+    if now is not None and now.own is not None:
+        return "retrying" if now.own == "failed" else now.own
+    return outcome
 
 
 def _check_readable(job: BaseJob) -> None:

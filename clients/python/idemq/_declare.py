@@ -35,7 +35,7 @@ _ENSURE_QUEUE = """SELECT outcome, changes
         group_rate_period => %(group_rate_period)s::interval, expect_workers => %(expect_workers)s::boolean,
         rate_burst => %(rate_burst)s::int, group_rate_burst => %(group_rate_burst)s::int,
         max_hold_back => %(max_hold_back)s::interval, max_unfinished => %(max_unfinished)s::int,
-        group_max_unfinished => %(group_max_unfinished)s::int)"""
+        group_max_unfinished => %(group_max_unfinished)s::int, notify_finished => %(notify_finished)s::boolean)"""
 _ENSURE_TOPIC = "SELECT idemq.ensure_topic(%(topic)s)"
 _ENSURE_HANDLER = """SELECT outcome, changes
     FROM idemq.ensure_handler(%(queue)s, %(function)s, workers => %(workers)s::int, batch => %(batch)s::int,
@@ -81,6 +81,7 @@ def ensure_queue(
     max_hold_back: Optional[Delay] = None,
     max_unfinished: Optional[int] = None,
     group_max_unfinished: Optional[int] = None,
+    notify_finished: Optional[bool] = None,
 ) -> Statement[Ensured]:
     """Declare a queue: create it, or change the settings that are named and leave the others as they are.
 
@@ -120,6 +121,7 @@ def ensure_queue(
         "max_hold_back": delay_argument("max_hold_back", max_hold_back),
         "max_unfinished": optional_int("max_unfinished", max_unfinished),
         "group_max_unfinished": optional_int("group_max_unfinished", group_max_unfinished),
+        "notify_finished": optional_bool("notify_finished", notify_finished),
     }
     return Statement(_ENSURE_QUEUE, values, lambda rows: Ensured(*rows[0]))
 

@@ -15,7 +15,7 @@ from psycopg import AsyncConnection, Connection
 from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
-from ._arguments import delay_argument, seconds_argument, text_argument
+from ._arguments import delay_argument, ids_argument, int_argument, seconds_argument, text_argument
 from ._execution import Execution, ExecutionResult
 from ._handler_connection import HandlerTransaction
 from ._handlers import check_callable, check_parameters, finished_result
@@ -32,6 +32,7 @@ _BEGIN_STEP = "CALL idemq.begin_step(%s, %s, %s, %s::jsonb, %s::interval)"
 _FINISH_STEP = "SELECT idemq.finish_step(%(id)s, %(token)s, %(name)s, %(value)s::jsonb), idemq.validate(%(id)s, %(token)s)::text"
 _REFUSE_STEP = "SELECT idemq.refuse_step(%(id)s, %(token)s, %(name)s, %(value)s)"
 AWAIT = "SELECT outcome, payload FROM idemq.await_event(%s, %s, %s, %s::interval)"
+_ADD_PARENTS = "SELECT parent, outcome::text FROM idemq.add_parents(%s, %s::bigint[], %s, %s)"
 _PARENTS = "SELECT parent, queue, status::text, result FROM idemq.parents(%s) ORDER BY parent"
 
 
@@ -185,6 +186,16 @@ class BaseJob:
     def _await(self, name: str, timeout: Delay) -> tuple[str, tuple[Any, ...]]:
         return AWAIT, (self.id, self.token, text_argument("name", name), delay_argument("timeout", timeout))
 
+    def _adding(self, child: int, parents: Sequence[int]) -> tuple[str, tuple[Any, ...]]:
+        return _ADD_PARENTS, (int_argument("child", child), ids_argument("parents", parents), self.id, self.token)
+
+    @staticmethod
+    def _added(rows: list[Row]) -> None:
+        locked = [str(parent) for parent, outcome in rows if outcome == "locked"]
+        if locked:
+            # If this attempt went on and completed, the child would start without these parents.
+            raise Snooze(1, f"parents could not be added because another transaction is using them: {', '.join(locked[:10])}")
+
     def _awaited(self, name: str, timeout: Delay, rows: list[Row], in_transaction: bool) -> Event:
         outcome, payload = rows[0]
         if outcome == "waiting":
@@ -330,14 +341,23 @@ class Job(BaseJob):
         in_transaction = self._in_transaction
         return self._awaited(name, timeout, self._ask("job.await_event", *self._await(name, timeout)), in_transaction)
 
+    def add_parents(self, child: int, parents: Sequence[int]) -> None:
+        """Make a child of this job wait for further jobs, which have been enqueued since this one.
+
+        In a handler with a transaction, they are added if it commits; otherwise immediately.  A job that is already
+        a parent stays one.  If another transaction is just using one of these jobs, Snooze ends the handler, its
+        transaction rolls back, no attempt is counted, and the job runs again a second later.
+        """
+        self._added(self._ask(None, *self._adding(child, parents)))
+
     def parents(self) -> list[Parent]:
         """Return the jobs in depends_on of this one, with their results."""
         return [Parent(*row) for row in self._ask("job.parents", _PARENTS, (self.id,))]
 
-    def _ask(self, what: str, sql: str, values: Sequence[Any]) -> list[Row]:
-        """Runs a statement, in the handler's transaction if it has begun."""
-        if not self._in_transaction:
-            with self._before_use(what):
+    def _ask(self, what: Optional[str], sql: str, values: Sequence[Any]) -> list[Row]:
+        """Runs a statement, in the handler's transaction if it has begun, or, if `what` is None, if it has one."""
+        if self._conn is None or not (what is None or self._in_transaction):
+            with self._before_use(what or ""):
                 return self._run.from_thread(self._run.ask_about_job(self, sql, values))
         with self._conn.cursor(row_factory=tuple_row, binary=True) as own:
             rows: list[Row] = own.execute(sql, values).fetchall()
@@ -434,13 +454,17 @@ class AsyncJob(BaseJob):
         in_transaction = self._in_transaction
         return self._awaited(name, timeout, await self._ask("job.await_event", *self._await(name, timeout)), in_transaction)
 
+    async def add_parents(self, child: int, parents: Sequence[int]) -> None:
+        """Like Job.add_parents."""
+        self._added(await self._ask(None, *self._adding(child, parents)))
+
     async def parents(self) -> list[Parent]:
         """Like Job.parents."""
         return [Parent(*row) for row in await self._ask("job.parents", _PARENTS, (self.id,))]
 
-    async def _ask(self, what: str, sql: str, values: Sequence[Any]) -> list[Row]:
-        if not self._in_transaction:
-            async with self._before_use(what):
+    async def _ask(self, what: Optional[str], sql: str, values: Sequence[Any]) -> list[Row]:
+        if self._conn is None or not (what is None or self._in_transaction):
+            async with self._before_use(what or ""):
                 return await self._run.ask_about_job(self, sql, values)
         async with self._conn.cursor(row_factory=tuple_row, binary=True) as own:
             await own.execute(sql, values)

@@ -53,6 +53,10 @@ LISTEN_AFTER = 0.01
 # Each lease is extended by the length that it has had since the claim.
 _HEARTBEAT = "SELECT token, outcome::text FROM idemq.heartbeat_many(%s, %s, NULL, end_waits => '{}')"
 _END_WAIT = "SELECT token, outcome::text FROM idemq.heartbeat_many('{}', '{}', NULL, end_waits => ARRAY[%s::int])"
+_ENDED_THEMSELVES = f"""SELECT s.token FROM unnest(%s::bigint[], %s::bigint[]) AS s (id, token)
+    WHERE EXISTS (SELECT FROM idemq.attempts a WHERE a.job_id = s.id AND a.token = s.token AND {_attempt_runner.ENDED_BY_TOKEN})
+    OR EXISTS (SELECT FROM idemq.jobs j WHERE j.id = s.id AND j.token = s.token AND j.status = 'completed')"""
+"""Of attempts that a heartbeat calls stale: those that have ended themselves."""
 _WAIT = "CALL idemq.wait(%s, %s)"
 _WAIT_ANY = "CALL idemq.wait_any(%s, %s)"
 _SETTINGS = "SELECT extract(epoch FROM job_timeout)::float8 FROM idemq.queues WHERE name = %s"
@@ -602,7 +606,7 @@ class Run:
                 seen = control.connections
                 self._told = False
                 await self._send_heartbeat()
-            except AnswerLost:
+            except (AnswerLost, psycopg.errors.LockNotAvailable):
                 await asyncio.sleep(0.1)
             except psycopg.Error as error:
                 log.error("heartbeat: %s", str(error).strip())
@@ -614,15 +618,35 @@ class Run:
         if not jobs:
             return
         asked_at = time.monotonic()
+        stale: list[BaseJob] = []
         for token, outcome in await self.shared.control.ask(_HEARTBEAT, ([job.id for job in jobs], [job.token for job in jobs])):
             job = self.shared.leased.get(token)
             if job is None:
                 continue  # the attempt has ended meanwhile
             if outcome == "current":
                 job._renew_lease(asked_at)
+            elif outcome == "stale":
+                stale.append(job)
             else:
                 job._being_cancelled = outcome == "cancelled"
                 self._lose_lease(job, {"expired": "time", "cancelled": "cancelled"}.get(outcome, "lost"))
+        if stale:
+            await self._lose_stale(stale)
+
+    async def _lose_stale(self, jobs: Sequence[BaseJob]) -> None:
+        """Ends attempts that the server calls stale.  A handler that has ended its attempt itself, through SQL, continues, unless
+        it has a transaction, which can only be rolled back."""
+        ended: set[int] = set()
+        outside = [job for job in jobs if not self.queues[job.queue].transacts]
+        if outside:
+            ended = {token for (token,) in await self.shared.control.ask(_ENDED_THEMSELVES, ([job.id for job in outside], [job.token for job in outside]))}
+        for job in jobs:
+            if job.token in ended:
+                if self.shared.leased.pop(job.token, None) is not None:
+                    job._lease_until = math.inf
+            elif job.token in self.shared.leased:
+                job._being_cancelled = False
+                self._lose_lease(job, "lost")
 
     def _lose_lease(self, job: BaseJob, why: str) -> None:
         self.shared.leased.pop(job.token, None)

@@ -184,6 +184,43 @@ extern void idemq_notify_ring_copy(const QueueState *qstate, NewsBatch *batch);
 extern void idemq_notify_ring_sent(const QueueState *qstate, const NewsBatch *batch);
 
 /*
+ * finished_ring.c
+ *		Finished jobs of queues with notify_finished, for NOTIFY.
+ */
+
+/*
+ * Jobs of a queue that are kept until they are announced: so many ids, at 20 bytes each, always fit
+ * into one notification.
+ */
+#define FINISHED_KEPT (BLCKSZ / 32)
+
+/* A copy of the finished jobs that are to be announced. */
+typedef struct FinishedBatch
+{
+	int count;
+	bool unknown; /* jobs may have finished that nobody counted */
+	uint64 until; /* for idemq_finished_ring_remove */
+	uint64 lost;  /* jobs that were left out */
+	int64 ids[FINISHED_KEPT];
+	uint8 statuses[FINISHED_KEPT]; /* JobStatus */
+} FinishedBatch;
+
+extern const ShmemPart idemq_finished_rings_part;
+extern const ShmemPart idemq_finished_jobs_part;
+
+extern void idemq_finished_ring_reset(int qstate_index, Oid database, int32 queue_id);
+extern void idemq_finished_ring_set_unknown(int qstate_index);
+extern void idemq_finished_ring_add(QueueState *qstate, int32 queue_id, int64 job_id,
+									JobStatus status);
+extern bool idemq_finished_ring_is_waiting(const QueueState *qstate);
+extern bool idemq_finished_ring_copy(const QueueState *qstate, int32 queue_id,
+									 FinishedBatch *batch);
+extern void idemq_finished_ring_remove(const QueueState *qstate, int32 queue_id,
+									   const FinishedBatch *batch, bool is_lost);
+extern void idemq_finished_ring_overflow_sent(const QueueState *qstate, int32 queue_id,
+											  const FinishedBatch *batch);
+
+/*
  * buckets.c
  *		The buckets of admission, in shared memory.
  */

@@ -319,6 +319,23 @@ idemq_groups_know(const QueueState *qstate, const GroupKey *key)
 	return known;
 }
 
+/*
+ * Returns whether another session owns a group or a mark.  If not, the transaction of each owner so
+ * far is visible, or is this one, and the next owner takes its snapshot after this call.
+ */
+bool
+idemq_group_is_busy(const GroupKey *key)
+{
+	const GroupEntry *group;
+	bool busy;
+
+	LWLockAcquire(&groups_shared->lock, LW_SHARED);
+	group = groups_find(key);
+	busy = group != NULL && group->promoter != NOBODY && group->promoter != IDEMQ_MY_PROC_NUMBER;
+	LWLockRelease(&groups_shared->lock);
+	return busy;
+}
+
 /* Asks for a scan of all groups of a queue, its children, or both, at once or later.  Lock held. */
 void
 idemq_group_queue_want_scan(GroupQueue *queue, uint32 what, bool later)

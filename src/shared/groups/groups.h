@@ -138,6 +138,7 @@ extern void idemq_group_queue_note_due(GroupQueue *queue);
 extern void idemq_group_queue_want_scan(GroupQueue *queue, uint32 what, bool later);
 extern const ShmemPart idemq_groups_part;
 extern bool idemq_groups_know(const QueueState *qstate, const GroupKey *key);
+extern bool idemq_group_is_busy(const GroupKey *key);
 extern void idemq_groups_reset(int index, Oid database, int32 queue_id);
 extern void idemq_groups_forget(int index);
 extern void idemq_groups_unset_database(Oid database);

@@ -15,8 +15,8 @@
  * So it first counts itself in the entry of that attempt, wakes the session that holds the
  * lease, and tells the listener of its process (shared/waiters/listeners.c).  The worker's next
  * heartbeat, perhaps from another session, is told, and so is a caller of
- * idemq_lease_is_cancelled.  revoke_lease and drop_queue do the same.  The worker rolls back, and the cancel has the row.  A
- * commit is not refused: the first of the two to come has the row, as ever.
+ * idemq_lease_is_cancelled.  revoke_lease and drop_queue do the same.  The worker rolls back, and the
+ * cancel has the row.  A commit is not refused: the first of the two to come has the row, as ever.
  *
  *	 - The mark is of one (job, token).  It is no signal: a process that has gone on to
  *	   another job has another token, and is not met.  The latch only wakes the process, and
@@ -122,7 +122,11 @@ idemq_lease_mark_cancel(int64 job_id, int64 token, bool at_once)
 			process = lease->process;
 		lease->told = process != 0 || lease->told;
 		if (at_once && idemq_lease_pid(lease) != 0 && lease->handler)
-			idemq_listener_interrupt(lease->session, lease->pid, token);
+		{
+			/* A function that drops its own queue does not interrupt itself. */
+			if (lease->session != IDEMQ_MY_PROC_NUMBER)
+				idemq_listener_interrupt(lease->session, lease->pid, token);
+		}
 		else if (idemq_lease_pid(lease) != 0)
 			SetLatch(&GetPGProcByNumber(lease->session)->procLatch);
 	}
@@ -132,8 +136,8 @@ idemq_lease_mark_cancel(int64 job_id, int64 token, bool at_once)
 }
 
 /*
- * Takes the mark back, if the entry of that token is still there.  If the transaction has aborted,
- * the process must be told of the next cancel.
+ * Takes the mark back, if the entry of that token is still there.  If the attempt continues, because
+ * the transaction has aborted or did not get the row, the process must be told of the next cancel.
  */
 void
 idemq_lease_unmark_cancel(int64 job_id, int64 token, bool aborted)
@@ -144,19 +148,25 @@ idemq_lease_unmark_cancel(int64 job_id, int64 token, bool aborted)
 	if (lease != NULL && lease->cancels > 0)
 	{
 		lease->cancels--;
-		if (aborted && lease->cancels == 0)
+		if (lease->cancels == 0 && (aborted || lease->ending.finisher != IDEMQ_MY_PROC_NUMBER))
 			lease->marked = lease->told = false;
 	}
 	LWLockRelease(lock);
 }
 
-/* Tells the process of an entry that was removed, unless the process ended the attempt or was told. */
-void
-idemq_lease_tell_gone(const Lease *gone)
+/*
+ * Returns the key of the process that has the attempt of that token; 0: it is not known, or its worker
+ * has given the attempt up.
+ */
+uint64
+idemq_lease_process(int64 job_id, int64 token)
 {
-	if (gone->process != 0 && !gone->told &&
-		(gone->marked || gone->ending.reaping || gone->process != idemq_process_key()))
-		idemq_listeners_tell(gone->process);
+	LWLock *lock;
+	Lease *lease = idemq_lease_lock_of(job_id, token, &lock);
+	uint64 process = lease != NULL && lease->loss < LOSS_RETURNED ? lease->process : 0;
+
+	LWLockRelease(lock);
+	return process;
 }
 
 /* Returns whether an open transaction cancels the job of that token. */

@@ -270,7 +270,7 @@ extern LeaseBeat idemq_lease_beat(int64 job_id, int64 token, int64 length);
 extern void idemq_lease_hand_over(int64 job_id, int64 token, LeaseLoss loss);
 extern bool idemq_lease_mark_cancel(int64 job_id, int64 token, bool at_once);
 extern void idemq_lease_unmark_cancel(int64 job_id, int64 token, bool aborted);
-extern void idemq_lease_tell_gone(const Lease *gone);
+extern uint64 idemq_lease_process(int64 job_id, int64 token);
 extern bool idemq_lease_is_cancelled(int64 job_id, int64 token);
 
 /*

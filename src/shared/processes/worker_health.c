@@ -25,8 +25,8 @@
 #include "shared/waiters/waiters.h"
 
 const char *const idemq_task_names[] = {
-	"discover", "follow", "promote", "reap",   "recover", "due",   "remind",
-	"expire",	"handle", "tick",	 "notify", "count",	  "purge", "history",
+	"discover", "follow", "promote", "reap",	 "recover", "due",	 "remind",	"expire",
+	"handle",	"tick",	  "notify",	 "announce", "count",	"purge", "history",
 };
 
 StaticAssertDecl(lengthof(idemq_task_names) == TASK_KINDS, "each task has a name");

@@ -92,7 +92,13 @@ class Process:
 
     def __init__(self, command, environment=(), cwd=WORK / "workers"):
         # In our process group, which ends with us.
-        self.run = subprocess.Popen(command, cwd=cwd, env={**os.environ, **dict(environment)}, stdout=subprocess.PIPE, text=True)
+        self.run = subprocess.Popen(command, cwd=cwd, env={**os.environ, **dict(environment)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def ask(self, question):
+        """The words of the answer to a line."""
+        self.run.stdin.write(f"{question}\n")
+        self.run.stdin.flush()
+        return self.until("")
 
     def until(self, word):
         for line in self.run.stdout:
@@ -287,16 +293,23 @@ def cancelling(side, samples):
     """Milliseconds from a call of cancel to the signal in the handler, which has run for up to a tenth of a second."""
     prepare(side, 0, "cancel")
     process = worker(side, 0, "cancel")[0]
+    other = None if side.own else node("control", spec_of(side, 0, "cancel"))
+    uncounted = UNCOUNTED if side.own else 1
     found = []
-    for _ in range(UNCOUNTED + samples):
-        job = sql("SELECT id FROM idemq.enqueue('bench', %s)", [PAYLOAD])[0]
+    for _ in range(uncounted + max(1, int(samples * side.weight))):
+        job = sql("SELECT id FROM idemq.enqueue('bench', %s)", [PAYLOAD])[0] if side.own else other.ask("put")[0]
         process.until("begun")
         time.sleep(random.uniform(0, 0.1))
         begin = time.monotonic_ns()
-        sql("SELECT idemq.cancel(%s)", [job])
+        if side.own:
+            sql("SELECT idemq.cancel(%s)", [job])
+        else:
+            begin = int(other.ask(f"cancel {job}")[0])
         found.append(int(process.until("told")[1]) - begin)
-    process.end(signal.SIGTERM)
-    return [ns / 1e6 for ns in found[UNCOUNTED:]]
+    if other:
+        other.end(signal.SIGKILL)
+    process.end(signal.SIGTERM if side.own else signal.SIGKILL)
+    return [ns / 1e6 for ns in found[uncounted:]]
 
 
 def samples_of_file():

@@ -13,7 +13,7 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 from report import markdown, plain, processor, put_between  # pylint: disable=wrong-import-position
-from sides import CANCEL, LATENCY, THROUGHPUT  # pylint: disable=wrong-import-position
+from sides import CANCEL, CANNOT_CANCEL, LATENCY, THROUGHPUT  # pylint: disable=wrong-import-position
 
 
 def number(value):
@@ -74,7 +74,8 @@ def latency(results):
 
 def cancel(results):
     head = ["time from `cancel` to the handler's signal", "samples", "p50 ms", "p99 ms"]
-    return head, percentiles(results, CANCEL, "cancel")
+    rows = percentiles(results, CANCEL, "cancel")
+    return head, rows and rows + [[title, why, "", ""] for title, why in CANNOT_CANCEL.items()]
 
 
 # What the picture shows: as the table has it, and in its words.

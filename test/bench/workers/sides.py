@@ -92,12 +92,19 @@ LATENCY = [
 ]
 
 
+# Their samples are SAMPLES times the weight.
 CANCEL = [
-    node("run", "`run`, whose transaction holds the job", 0, "", concurrency=10, insert=True),
-    node("outside", "`runOutside`", 0, "", concurrency=10, outside="yes"),
-    python("run", "`run`, whose transaction holds the job", 0, concurrency=8, insert=True),
-    python("outside", "`run_outside`", 0, concurrency=8, outside="yes"),
+    node("run", "`run`, whose transaction holds the job", 1, "", concurrency=10, insert=True),
+    node("outside", "`runOutside`", 1, "", concurrency=10, outside="yes"),
+    peer("boss", "pg-boss, with its shortest heartbeat (10 s, sent every 5 s)", "boss", 0.02, concurrency=10),
+    python("run", "`run`, whose transaction holds the job", 1, concurrency=8, insert=True),
+    python("outside", "`run_outside`", 1, concurrency=8, outside="yes"),
 ]
+CANNOT_CANCEL = {
+    "graphile-worker": "none: it cannot cancel a running job",
+    "BullMQ": "none: only the process that runs the job can cancel it",
+}
+"""Systems that have no figure among CANCEL, and why."""
 
 
 def chosen(sides: list[Side], only: str, prefix: str = "") -> list[Side]:

@@ -109,7 +109,10 @@ def graphs():
             counts["ran after a failed parent"] += 1
         if mode == "wait" and now == "done" and any(parent in mended for parent in parents):
             counts["waited for a parent that was brought back"] += 1
-    figure("nodes of graphs", {"all": len(nodes), "brought back": len(mended), "cancelled by hand": len(cancelled & jobs), **counts})
+    grown = sum("+" in key for key in nodes)
+    if grown == 0 and len(nodes) > 300:
+        found("no job that was added to a flow", len(nodes))
+    figure("nodes of graphs", {"all": len(nodes), "added by running jobs": grown, "brought back": len(mended), "cancelled by hand": len(cancelled & jobs), **counts})
 
 
 graphs()

@@ -106,8 +106,12 @@ class Worker(FlowClient):
     # ---- Graphs
 
     def do_graph(self):
-        key, parents = self.payload["key"], self.payload["parents"]
+        key = self.payload["key"]
         self.execute("BEGIN")
+        # Parents may have been added since it was enqueued.
+        parents = self.one("SELECT parents FROM nodes WHERE key = %s", (key,))[0]
+        if self.queue != "brief" and self.dice.random() < 0.3:
+            self.grow(key)
         if self.payload["plan"] == "die" and not self.one("SELECT 1 FROM mended WHERE key = %s", (key,)):
             outcome = self.one("SELECT idemq.fail(%s, %s, 'as planned', permanent => true)::text", (self.job, self.token))[0]
             if outcome == "dead":
@@ -117,6 +121,31 @@ class Worker(FlowClient):
         self.commit()
 
     do_brief = do_graph
+
+    def grow(self, key):
+        """A child of this job that waits gets a parent more, in this transaction; each attempt adds the same one."""
+        child = self.one("SELECT n.key, n.job, n.queue FROM nodes n JOIN idemq.jobs j ON j.id = n.job WHERE n.parents @> ARRAY[%s] AND j.status = 'blocked' "
+                         "AND n.queue NOT LIKE '%%.brief' ORDER BY n.job LIMIT 1", (key,))
+        if child is None:
+            return
+        part = f"{child[0]}+{key}"
+        payload = {"tenant": self.tenant, "key": part, "plan": "run", "parents": []}
+        self.execute("SAVEPOINT grow")
+        try:
+            # This job may die, and be brought back when the queue's window is over.
+            job = self.one("SELECT id FROM idemq.enqueue(%s, %s, key => %s, key_ttl => '1 h')", (child[2], Jsonb(payload), part))[0]
+            outcome = self.one("SELECT outcome::text FROM idemq.add_parents(%s, ARRAY[%s]::bigint[], %s, %s)", (child[1], job, self.job, self.token))[0]
+        except Exception as error:  # pylint: disable=broad-except
+            # 55000: it was cancelled, or this job had completed before; 42501: the right to enqueue is revoked.
+            if getattr(error, "sqlstate", None) not in ("55000", "42501"):
+                raise
+            outcome = error.sqlstate
+        if outcome not in ("added", "already"):
+            self.execute("ROLLBACK TO SAVEPOINT grow")
+            self.note("not-grown", outcome)
+            return
+        self.execute("INSERT INTO nodes VALUES (%s, %s, %s, 'run', 'cancel', '{}', %s) ON CONFLICT DO NOTHING", (part, self.tenant, child[2], job))
+        self.execute("UPDATE nodes SET parents = parents || %s::text WHERE key = %s AND NOT parents @> ARRAY[%s]", (part, child[0], part))
 
     # ---- Events
 

@@ -103,6 +103,7 @@ sub ids_of
 # The arguments of each function and procedure.  One that is not in the hash fails the test.
 my %arguments = (
 	acquire => "'q', 'waits'",
+	add_parents => "(idemq.enqueue('q', '1', depends_on => ARRAY[{running}])).id, ARRAY[(idemq.enqueue('q', '1')).id], {running}, {running token}",
 	admit => "'bucket', 100, '1 s'",
 	advance_clock => "'0'",
 	advance_tokens => '',

@@ -56,7 +56,7 @@ sub make_states
 		SELECT idemq.create_queue('paced', group_rate_limit => 1, group_rate_period => '100 years');
 		SELECT idemq.enqueue('paced', '"paced"', group_key => 'g') FROM generate_series(1, 2);
 		SELECT idemq.commit_once(min(id)) FROM idemq.jobs WHERE payload = '"paced"';
-		SELECT idemq.ensure_queue('declared', max_running => 5, lease => '1 h'), idemq.alter_queue('declared', max_running => 6);
+		SELECT idemq.ensure_queue('declared', max_running => 5, lease => '1 h', notify_finished => true), idemq.alter_queue('declared', max_running => 6);
 		CALL idemq.tick();
 		SELECT idemq.schedule('nightly', '0 3 * * *', 'q', '"n"'), idemq.schedule('halfdaily', 'every 12 h', 'other', '"w"');
 		SELECT idemq.pause_schedule('halfdaily');

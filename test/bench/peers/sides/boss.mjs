@@ -41,6 +41,22 @@ export default class Boss {
     }
   }
 
+  /** Runs jobs by a handler that waits for their signals. */
+  async workUntilCancelled(lanes, handler) {
+    this.boss = boss({ max: lanes + 2, useListenNotify: true, supervise: false });
+    this.boss.on('error', (error) => console.error(error.message));
+    await this.boss.start();
+    await this.boss.work('bench', { localConcurrency: lanes, pollingIntervalSeconds: 0.5 }, ([job]) => handler(job));
+  }
+
+  putOne(data) {
+    return this.boss.send('bench', data);
+  }
+
+  cancel(id) {
+    return this.boss.cancel('bench', id);
+  }
+
   async loop(onJobs) {
     while (!this.stopped) {
       const jobs = await this.boss.fetch('bench');
