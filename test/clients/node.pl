@@ -38,7 +38,7 @@ sub node_tests
 }
 
 node_tests('node_modules/idemq/test/unit.test.js', 18);
-foreach ([ 'run', 13 ], [ 'steps', 13 ], [ 'queues', 8 ], [ 'manage', 7 ], [ 'failures', 7 ], [ 'cancel', 7 ], [ 'api', 31 ])
+foreach ([ 'run', 13 ], [ 'steps', 14 ], [ 'queues', 8 ], [ 'manage', 7 ], [ 'failures', 7 ], [ 'cancel', 7 ], [ 'api', 31 ])
 {
 	my ($name, $least) = @$_;
 

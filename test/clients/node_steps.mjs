@@ -105,6 +105,18 @@ test('run: after the first use of the client, a step and a checkpoint fail the a
   }
 });
 
+test('run: addParents is a use of the client', async () => {
+  const q = await queue(", retry_base => '1 h'", 1);
+  const { id: parent } = await enqueue(pool, q, 'parent', { delay: '1 h' });
+  const handler = async (job) => {
+    const child = await enqueue(pool, q, 'child', { dependsOn: [job.id] });
+    await job.addParents(child.id, [parent]);
+    await job.step('late', () => assert.fail('it was called'));
+  };
+  assert.deepEqual(await drain(connection, q, handler, { logger }), { retrying: 1 });
+  assert.match((await jobsOf(q))[0].last_error, late);
+});
+
 test('run: the client is refused while a step is under way', async () => {
   const q = await queue(", retry_base => '1 h'", 1);
   const handler = (job, db) => job.step('call', () => assert.rejects(mark(db, q, 'inside'), /the handler's connection was used while job\.step was under way/).then(() => 1));
