@@ -204,7 +204,7 @@ test('the answer to COMMIT is lost: each effect is there once', async (t) => {
   t.mock.method(performance, 'now', () => 0);
   // The chained message, and a message that only ends jobs.  Other messages are in node_run_slow.mjs.
   for (const [what, options, touches] of [[/idemq_end idemq_begin idemq_hold$/, {}, true], [/commit_many_claim/, { concurrency: 5 }, false]]) {
-    const q = await queue(", retry_base => '1 ms'", 10);
+    const q = await queue(", retry_base => '1 ms', max_attempts => 1000", 10);
     const running = new Set();
     await proxied({}, async (proxy, to) => {
       let cuts = 0;
