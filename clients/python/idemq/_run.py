@@ -321,9 +321,10 @@ class Run:
                     await queue.give_back(left)
             while shared.hook_tasks and not shared.over.is_set():  # a hook may start another
                 await self._until_over(shared.hook_tasks)
-            await self._end_listening()
+            end_of_listening = asyncio.create_task(self._end_listening())
+            await self._until_over([end_of_listening])
             await self._report.report_stopping()
-            await self._close([*working, ended, over, giving_up, *tasks])
+            await self._close([*working, ended, over, giving_up, end_of_listening, *tasks])
         return shared.counts
 
     async def _give_up(self) -> None:
@@ -354,7 +355,7 @@ class Run:
         shared = self.shared
         if shared.leased:
             log.error("%s: %d jobs wait until their leases expire, because the ends of their attempts could not be reported in time", self.options.where, len(shared.leased))
-        others = (*self._committing(), *shared.hook_tasks, *(queue.opening for queue in self._each()), shared.silence.task, self._sleeping)
+        others = (*self._committing(), *shared.hook_tasks, *(queue.opening for queue in self._each()), shared.silence.task, self._sleeping, self._listening)
         tasks += [task for task in others if task is not None]
         for task in tasks:
             task.cancel()
