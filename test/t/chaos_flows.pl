@@ -367,10 +367,10 @@ sub steer
 		push @crashes, $kind if $kind eq 'nines' && !$times;
 		sleep rand(1.2);
 	}
-	sql($node, 'CREATE TABLE schedules_ended AS SELECT max(at) AS until FROM (SELECT clock_timestamp() AS at, idemq.unschedule(name) FROM idemq.schedules) s');
 	my @hearers = grep { $_->{what}[0] eq 'hearer' } @clients;
 	@clients = grep { $_->{what}[0] ne 'hearer' } @clients;
 	end_clients('the cancellers and the others');
+	sql($node, 'CREATE TABLE schedules_ended AS SELECT max(at) AS until FROM (SELECT clock_timestamp() AS at, idemq.unschedule(name) FROM idemq.schedules) s');
 	@clients = @hearers;
 	is_soon($node, "$unfinished", 0, 'the hearers do the jobs that are left');
 	end_clients('the hearers');

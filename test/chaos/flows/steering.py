@@ -51,7 +51,7 @@ class Ear(threading.Thread):
     def listen(self, conn):
         conn.execute("SELECT set_config('idemq.process', %s, false)", (self.hearer.name,))
         while not self.hearer.ended:
-            conn.execute("CALL idemq.wait(NULL, '1 s')")
+            conn.execute("CALL idemq.wait(NULL, '3 s')")
             self.hearer.mark("woken")
             now = time.time()
             with self.hearer.lock:

@@ -19,7 +19,7 @@ CREATE TABLE listening (life timestamptz DEFAULT life(), since timestamptz DEFAU
 CREATE TABLE announced (queue text, job bigint, status text, known bool, life timestamptz DEFAULT life());
 CREATE TABLE overflows (queue text, lost bigint, life timestamptz DEFAULT life());
 
-SELECT idemq.create_queue(q, lease => make_interval(secs => 5 * slow()), retry_max => '1 s', max_attempts => 1000000, retention => '1 day', notify_finished => true)
+SELECT idemq.create_queue(q, lease => make_interval(secs => 10 * slow()), retry_max => '1 s', max_attempts => 1000000, retention => '1 day', notify_finished => true)
 	FROM unnest('{s.told,s.ticks,s.burst}'::text[]) q;
 SELECT idemq.schedule('every' || n, format('every %s s', n), 's.ticks', '{}') FROM generate_series(1, 7) n;
 
@@ -49,10 +49,11 @@ BEGIN
 	RETURN outcome;
 END $$;
 
--- The settings that declarations name and the DBA changes.
+-- The settings that declarations name and the DBA changes.  ensure_queue changes the latest version of the row, so above READ COMMITTED,
+-- the calling transaction may see an older version as well.
 CREATE FUNCTION steer_stored(q text, OUT settings jsonb, OUT declared jsonb) LANGUAGE sql AS $$
 	SELECT jsonb_build_object('max_attempts', max_attempts, 'max_running', max_running, 'rate_limit', rate_limit, 'group_max_running', group_max_running), declared
-		FROM idemq.queues WHERE name = q $$;
+		FROM idemq.queues WHERE name = q ORDER BY age(xmin) LIMIT 1 $$;
 
 CREATE FUNCTION steer_declare(q text, named jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -80,8 +81,8 @@ BEGIN
 	ELSE
 		PERFORM idemq.alter_queue(q, max_attempts => (named->>'max_attempts')::int, max_running => (named->>'max_running')::int,
 			rate_limit => (named->>'rate_limit')::int, group_max_running => (named->>'group_max_running')::int);
-		SELECT * INTO after FROM steer_stored(q);
 	END IF;
+	SELECT * INTO after FROM steer_stored(q);
 	INSERT INTO declarations (queue, what, named, stored, declared, t0, t1)
 		VALUES (q, CASE WHEN named IS NULL THEN 'drop' ELSE 'alter' END, named, after.settings, after.declared, t0, clock_timestamp());
 END $$;

@@ -49,12 +49,14 @@ class Log:
         self.steps = defaultdict(list)  # what: its lines, as (name, time, the other words)
         self.away = []  # (begin, end) of the times when the server or its background worker was away
         self.stopped = defaultdict(list)  # name: (begin, end) of the times when the client was stopped, or ended
+        self.lines = defaultdict(list)  # name: its lines, as (time, words)
         spans, stops, since = [], {}, None
         with open(log, encoding="utf-8") as file:
             for line in file:
                 words = line.split()
                 if words[:1] == ["steer"]:
                     self.steps[words[1]].append((words[2], float(words[3]), words[4:]))
+                    self.lines[words[2]].append((float(words[3]), " ".join([words[1], *words[4:]])))
                 elif words[:2] == ["watch", "late"]:
                     spans.append(tuple(map(float, words[2:])))
                 elif words[:2] == ["watch", "away"]:
@@ -71,6 +73,10 @@ class Log:
             # The session may have been lost some time before the client noticed it.
             self.stopped[name].append((when - LIMIT, when + 0.1))
         self.late = Late(spans)
+
+    def around(self, name, begin, until):
+        """What a client did at that time, for the report of a violation."""
+        return "; ".join(f"{when - begin:.3f} {what}" for when, what in self.lines[name] if begin - 2 < when < until + 1)
 
     def is_away(self, begin, end):
         return any(since < end and until > begin for since, until in self.away)
@@ -146,7 +152,7 @@ def cancels():
                     took.append(heard - begin)
                 elif attempt.over > until and not steps.is_disturbed(attempt.name, begin, until):
                     found(f"a process that was not told within {until - begin:.3f} s:", attempt.name, how, f"{begin:.6f}", job, token, answer,
-                          f"told {attempt.told} over {attempt.over}")
+                          f"told {attempt.told} over {attempt.over}; its log:", steps.around(attempt.name, begin, until))
     took.sort()
     if took:
         counts["p50 in ms"], counts["p99 in ms"] = round(took[len(took) // 2] * 1000), round(took[len(took) * 99 // 100] * 1000)
@@ -265,16 +271,16 @@ def schedule(number, begin, end):
             if what == "steers":
                 doubtful.append((when, min(then, when + 3)))
     due, latest = 0, 0.0
-    window = min(number, 2) - 0.2
     tick = begin + 1 - (begin + 1) % number + number
     while tick + number + 1 < end:
-        until = tick + window
-        lost = steps.late.between(tick, until)
-        is_doubtful = any(since < until and then > tick - 0.2 for since, then in doubtful) or any(since < until and then > tick - 0.2 for since, then in pauses)
-        if not is_doubtful and not steps.is_away(tick - 1, until) and LATE_FACTOR * lost < window / 2:
+        delay = 0.3 + LATE_FACTOR * steps.late.between(tick, tick + number)
+        until = tick + delay
+        is_doubtful = any(since < until and then > tick - 0.2 for since, then in doubtful + pauses) or steps.is_away(tick - 1, until)
+        # A tick that is later than the next one is left out.
+        if delay < number - 0.1 and not is_doubtful:
             due += 1
             if tick not in ticks:
-                found("a tick that is missing:", name, tick, f"{lost:.3f} s lost")
+                found("a tick that is missing:", name, tick, f"expected within {delay:.3f} s")
             else:
                 latest = max(latest, ticks[tick] - tick)
         tick += number
