@@ -9,7 +9,7 @@
 # runs only the third part, in which running jobs are cancelled, queues are declared, schedules with short intervals are
 # paused, and finished jobs are announced; test/chaos/flows/steering_account.py checks it.
 # slow: a load of 12 s, with random faults
-# at least 38 assertions
+# at least 50 assertions
 #
 # expects in log: was terminated by signal 9
 # takes long
