@@ -49,8 +49,7 @@ BEGIN
 	RETURN outcome;
 END $$;
 
--- The settings that declarations name and the DBA changes.  ensure_queue changes the latest version of the row, so above READ COMMITTED,
--- the calling transaction may see an older version as well.
+-- The settings that declarations name and the DBA changes.
 CREATE FUNCTION steer_stored(q text, OUT settings jsonb, OUT declared jsonb) LANGUAGE sql AS $$
 	SELECT jsonb_build_object('max_attempts', max_attempts, 'max_running', max_running, 'rate_limit', rate_limit, 'group_max_running', group_max_running), declared
 		FROM idemq.queues WHERE name = q ORDER BY age(xmin) LIMIT 1 $$;
@@ -67,6 +66,10 @@ BEGIN
 		rate_limit => (named->>'rate_limit')::int, group_max_running => (named->>'group_max_running')::int);
 	t1 := clock_timestamp();
 	SELECT * INTO after FROM steer_stored(q);
+	-- ensure_queue changes the latest version of the row.  Above READ COMMITTED, this transaction may still see an older version.
+	IF got.outcome = 'changed' AND current_setting('transaction_isolation') <> 'read committed' THEN
+		after := NULL;
+	END IF;
 	INSERT INTO declarations (queue, what, named, changes, stored, declared, seen, t0, t1) VALUES (q, got.outcome, named, got.changes, after.settings, after.declared, seen, t0, t1);
 END $$;
 

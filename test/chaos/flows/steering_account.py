@@ -202,10 +202,12 @@ def declarations(queue):
             expected, expected_changes, state = before.ensure(named)
             if what == "created":
                 state = Declared(stored | named, named)
-            if what != expected or changes != expected_changes or stored != state.settings or after.declared != state.declared:
+            elif stored is None and state is not None:
+                after = state
+            if what != expected or changes != expected_changes or vars(after) != vars(state):
                 found("a declaration with another answer or effect than the one expected:", number, what, changes, "expected", expected, expected_changes,
                       "named", named, "before", vars(before), "after", vars(after))
-            counts["kept what the DBA had set"] += any(stored[name] != value for name, value in named.items())
+            counts["kept what the DBA had set"] += any(after.settings[name] != value for name, value in named.items())
         states.append(after)
     # An unchanged call holds no lock: it may have seen each state between those that were certainly before it and after it.
     first = dict(rows("SELECT c.id, count(w.id) FILTER (WHERE pg_visible_in_snapshot(w.xid, c.seen)) FROM declarations c "
