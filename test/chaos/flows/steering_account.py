@@ -204,7 +204,7 @@ def declarations(queue):
                 state = Declared(stored | named, named)
             elif stored is None and state is not None:
                 after = state
-            if what != expected or changes != expected_changes or vars(after) != vars(state):
+            if what != expected or changes != expected_changes or state is None or vars(after) != vars(state):
                 found("a declaration with another answer or effect than the one expected:", number, what, changes, "expected", expected, expected_changes,
                       "named", named, "before", vars(before), "after", vars(after))
             counts["kept what the DBA had set"] += any(after.settings[name] != value for name, value in named.items())
