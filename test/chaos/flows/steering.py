@@ -8,7 +8,8 @@ finishes many jobs at once.  A Listener receives the notifications of finished j
     steer woken NAME TIME                       the session that listens was woken, or its timeout has passed
     steer told NAME TIME JOB TOKEN OUTCOME AGE  a heartbeat returned this outcome; the one before it was sent AGE seconds earlier
     steer over NAME TIME JOB TOKEN              is about to end this attempt itself
-    steer disturbed NAME TIME                   one of its sessions was lost
+    steer leaves NAME TIME                      its session was lost, so it has left its attempts
+    steer disturbed NAME TIME                   the session that listens was lost
     steer cancels NAME TIME JOB HOW             is about to call HOW
     steer returned NAME TIME JOB OUTCOME        the call has returned
     steer ended NAME TIME JOB HOW               its transaction was committed or rolled back
@@ -71,7 +72,7 @@ class Hearer(SteeringClient):
     def connect(self):
         with self.lock:
             self.attempts.clear()
-        self.mark("disturbed")
+            self.mark("leaves")
         super().connect()
         if self.ear is None:
             self.ear = Ear(self)

@@ -103,7 +103,30 @@ class Attempt:
     """An attempt of a process that listens, from when it can be told until it is over."""
 
     def __init__(self, name, since):
-        self.name, self.since, self.told, self.over = name, since, None, FOREVER
+        self.name, self.since, self.told, self.over = name, since, FOREVER, FOREVER
+
+
+class Call:
+    """A call that cancels a job or takes it back; stands: its transaction is known to have committed, and end is when."""
+
+    def __init__(self, begin, how):
+        self.begin, self.how, self.outcome, self.end, self.stands = begin, how, None, FOREVER, False
+
+
+def calls_by_job():
+    calls = defaultdict(list)
+    for lines in steps.lines.values():
+        call = None  # of this client
+        for when, text in lines:
+            what, *words = text.split()
+            if what == "cancels":
+                call = Call(when, words[1])
+                calls[words[0]].append(call)
+            elif what == "returned":
+                call.outcome = words[1]
+            elif what == "ended":
+                call.end, call.stands = when, words[1] == "committed"
+    return calls
 
 
 def cancels():
@@ -112,47 +135,42 @@ def cancels():
         attempts[job][token] = Attempt(name, when)
     for _, when, (job, token) in steps.steps["over"]:
         attempts[job][token].over = when
+    for name, when, _ in steps.steps["leaves"]:
+        for attempt in (attempt for of_job in attempts.values() for attempt in of_job.values()):
+            if attempt.name == name and attempt.since < when:
+                attempt.over = min(attempt.over, when)
     began = {(str(job), str(token)): when for job, token, when in rows("SELECT job, token, extract(epoch FROM t0)::float8 FROM claims")}
-    calls, woken = defaultdict(list), defaultdict(list)
-    ends = defaultdict(list)
-    for name, when, (job, how) in steps.steps["cancels"]:
-        calls[job].append((when, name, how))
-    for name, when, (job, how) in steps.steps["ended"]:
-        ends[name].append((when, job, how))
-    returned = {(name, job): [] for name, _, (job, _) in steps.steps["cancels"]}
-    for name, when, (job, outcome) in steps.steps["returned"]:
-        returned[name, job].append((when, outcome))
+    calls, woken = calls_by_job(), defaultdict(list)
     for name, when, _ in steps.steps["woken"]:
         woken[name].append(when)
     counts, took = Counter(), []
     for name, when, (job, token, outcome, age) in steps.steps["told"]:
         attempts[job][token].told = when
         counts[f"told {outcome}"] += 1
-        caused = any(began[job, token] < begin < when for begin, *_ in calls[job])
+        # The call may have begun before the attempt did, and marked it when it had the row.
+        caused = any(call.begin < when and call.end > began[job, token] for call in calls[job])
         if not caused and float(age) < 0.8 * LEASE and not steps.is_away(when - float(age), when):
             found("a process that was told of an attempt that nobody cancelled:", name, f"{when:.6f}", job, token, outcome, age)
     for job, of_job in calls.items():
-        for begin, canceller, how in of_job:
-            answer = next(((when, outcome) for when, outcome in returned[canceller, job] if when > begin), None)
-            if answer is None:
+        for call in of_job:
+            if call.outcome is None:
                 continue  # the call may not have arrived
-            stands = next((end for when, of, end in ends[canceller] if when > begin and of == job), None) == "committed"
+            until = call.begin + LIMIT
+            until += LATE_FACTOR * steps.late.between(call.begin, until)
             for token, attempt in attempts[job].items():
-                until = begin + LIMIT
-                until += LATE_FACTOR * steps.late.between(begin, until)
-                if attempt.since > begin or attempt.told is not None and attempt.told < begin or attempt.over < begin:
+                if attempt.since > call.begin or min(attempt.told, attempt.over) < call.begin:
                     continue
                 heard = attempt.told
-                if heard is None and not stands:
-                    # Its heartbeat may have come after the rollback.
-                    heard = next((when for when in woken[attempt.name] if begin < when <= until), None)
-                if heard is not None and heard <= until:
+                if not call.stands:
+                    # The heartbeat may have come after the rollback.
+                    heard = min([heard, *(when for when in woken[attempt.name] if when > call.begin)])
+                if heard <= until:
                     counts["judged"] += 1
-                    counts[f"judged {how}"] += 1
-                    took.append(heard - begin)
-                elif attempt.over > until and not steps.is_disturbed(attempt.name, begin, until):
-                    found(f"a process that was not told within {until - begin:.3f} s:", attempt.name, how, f"{begin:.6f}", job, token, answer,
-                          f"told {attempt.told} over {attempt.over}; its log:", steps.around(attempt.name, begin, until))
+                    counts[f"judged {call.how}"] += 1
+                    took.append(heard - call.begin)
+                elif attempt.over > until and not steps.is_disturbed(attempt.name, call.begin, until):
+                    found(f"a process that was not told within {until - call.begin:.3f} s:", attempt.name, job, token, vars(call), vars(attempt),
+                          "its log:", steps.around(attempt.name, call.begin, until))
     took.sort()
     if took:
         counts["p50 in ms"], counts["p99 in ms"] = round(took[len(took) // 2] * 1000), round(took[len(took) * 99 // 100] * 1000)
