@@ -136,7 +136,7 @@ class Hearer(SteeringClient):
                 self.execute("ROLLBACK")
             self.execute("SELECT idemq.release(%s, %s)", (job, token))
             return
-        how = self.dice.choices(("commit", "dead", "release", "rollback", "nothing"), (80, 8, 6, 4, 2))[0]
+        how = self.dice.choices(("commit", "dead", "release", "rollback", "nothing"), (75, 8, 5, 10, 2))[0]
         if not holds_row:
             self.execute("BEGIN")
         if how == "release":
@@ -246,7 +246,7 @@ class Enqueuer(SteeringClient):
         claimed = self.rows("SELECT id, token FROM idemq.claim('s.burst', %s)", (2 * MANY,))
         self.transaction("WITH done AS (SELECT id FROM idemq.commit_many(%s::bigint[], %s::bigint[]) WHERE outcome = 'committed'), "
                          "noted AS (INSERT INTO finishes SELECT 's.burst', id, 'completed' FROM done) SELECT count(*) FROM done",
-                         ([job for job, _ in claimed], [token for _, token in claimed]), 0.1)
+                         ([job for job, _ in claimed], [token for _, token in claimed]), 0.2)
 
 
 class Listener(SteeringClient):

@@ -67,10 +67,9 @@ BEGIN
 	t1 := clock_timestamp();
 	SELECT * INTO after FROM steer_stored(q);
 	-- ensure_queue changes the latest version of the row.  Above READ COMMITTED, this transaction may still see an older version.
-	IF got.outcome = 'changed' AND current_setting('transaction_isolation') <> 'read committed' THEN
-		after := NULL;
-	END IF;
-	INSERT INTO declarations (queue, what, named, changes, stored, declared, seen, t0, t1) VALUES (q, got.outcome, named, got.changes, after.settings, after.declared, seen, t0, t1);
+	INSERT INTO declarations (queue, what, named, changes, stored, declared, seen, t0, t1) SELECT q, got.outcome, named, got.changes,
+		CASE WHEN knows THEN after.settings END, CASE WHEN knows THEN after.declared END, seen, t0, t1
+		FROM (SELECT got.outcome <> 'changed' OR current_setting('transaction_isolation') = 'read committed' AS knows) k;
 END $$;
 
 -- named is NULL: drops the queue.
