@@ -17,6 +17,7 @@ CREATE TABLE steered (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name t
 -- What the Listener has received.  known: the ledger already contained the end of the job.
 CREATE TABLE listening (life timestamptz DEFAULT life(), since timestamptz DEFAULT clock_timestamp());
 CREATE TABLE announced (queue text, job bigint, status text, known bool, life timestamptz DEFAULT life());
+CREATE INDEX ON announced (job);
 CREATE TABLE overflows (queue text, lost bigint, life timestamptz DEFAULT life());
 
 SELECT idemq.create_queue(q, lease => make_interval(secs => 10 * slow()), retry_max => '1 s', max_attempts => 1000000, retention => '1 day', notify_finished => true)
