@@ -325,24 +325,25 @@ schedules()
 # ---- Notifications of finished jobs
 
 LEFT_OUT = (
-    "SELECT queue, count(*) AS unannounced, (SELECT coalesce(sum(lost), 0) FROM overflows o WHERE o.queue = f.queue AND o.life = life()) AS lost FROM finishes f "
-    "WHERE life = life() AND pg_xact_commit_timestamp(f.xmin) > (SELECT min(since) FROM listening l WHERE l.life = life()) "
-    "AND NOT EXISTS (SELECT FROM announced a WHERE a.job = f.job AND a.life = life()) GROUP BY 1")
+    "SELECT queue, count(*) AS unannounced, (SELECT coalesce(sum(lost), 0) FROM overflows o WHERE o.queue = f.queue AND o.life = %(life)s) AS lost FROM finishes f "
+    "WHERE life = %(life)s AND pg_xact_commit_timestamp(f.xmin) > (SELECT min(since) FROM listening l WHERE l.life = %(life)s) "
+    "AND NOT EXISTS (SELECT FROM announced a WHERE a.job = f.job AND a.life = %(life)s) GROUP BY 1")
 
 
 def notifications():
+    life = {"life": rows("SELECT life()")[0][0]}
     none("a job that was announced before its end had committed, or with another status", "SELECT * FROM announced WHERE NOT known")
     none("an announced job of another queue", "SELECT a.* FROM announced a JOIN finishes f USING (job) WHERE a.queue <> f.queue")
     for _ in range(100):
-        left_out = rows(LEFT_OUT)
+        left_out = rows(LEFT_OUT, life)
         if all(unannounced <= lost for _, unannounced, lost in left_out):
             break
         time.sleep(0.1)
     for queue, unannounced, lost in left_out:
         if unannounced > lost:
             found(f"{unannounced} jobs of {queue} were not announced, and overflows have counted {lost}")
-    announced, distinct, in_life = rows("SELECT count(*), count(DISTINCT job), count(DISTINCT job) FILTER (WHERE life = life()) FROM announced")[0]
-    lost = rows("SELECT coalesce(sum(lost), 0) FROM overflows WHERE life = life()")[0][0]
+    announced, distinct, in_life = rows("SELECT count(*), count(DISTINCT job), count(DISTINCT job) FILTER (WHERE life = %(life)s) FROM announced", life)[0]
+    lost = rows("SELECT coalesce(sum(lost), 0) FROM overflows WHERE life = %(life)s", life)[0][0]
     enough("announced jobs since the last crash", in_life, 20)
     enough("jobs that overflows have counted since the last crash", lost, 1)
     figure("announced", {"all": announced, "jobs": distinct, "since the last crash": in_life, "overflows since then": lost})
