@@ -164,7 +164,7 @@ test('a handler whose job has been lost is told so, and its client refuses', asy
   await second.run(async (job, db) => {
     if (whys.length === 0) {
       assert.equal((await one('SELECT attached FROM idemq.running_jobs WHERE job_id = $1', job.id)).attached, true);
-      await pool.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1 AND query LIKE '%idemq.claim(%' AND pid <> $2", [`idemq ${attached}`, db.processID]);
+      await pool.query('SELECT pg_terminate_backend(pid) FROM idemq.running_jobs WHERE job_id = $1', [job.id]);
       // Perhaps it was told before the answer came.
       if (!job.signal.aborted) await once(job.signal, 'abort');
       whys.push(job.signal.reason.why, (await mark(db, attached, 'late').catch((error) => error)) === job.signal.reason);
