@@ -2,7 +2,7 @@
 //
 // Ids and tokens are strings of digits, because they are bigint in the server and a JavaScript number would lose digits.
 // An Interval is a number of seconds, or the text of a PostgreSQL interval: 90, '1 min 30 s'.
-// Payload and Result are types that the application declares for its queue.  Nothing checks the JSON at run time.
+// An application declares the payload and result of its queues once, as members of Queues.  At run time, only a schema checks them.
 
 import type { ClientBase, ClientConfig, Pool, PoolConfig, QueryResult } from 'pg';
 
@@ -16,6 +16,42 @@ export type Connection = string | ClientConfig | (Omit<ClientConfig, 'port'> & {
 export interface Queryable {
   query(text: string, values: unknown[]): Promise<QueryResult<any>>;
 }
+
+/**
+ * The queues of an application, which adds them with declare module 'idemq' { interface Queues { mail: { payload: Mail; result: Receipt } } }. A queue with
+ * several kinds is { kinds: { charge: { payload: ...; result: ... }; refund: ... } }; the kind '' is for jobs without one. Without members, every queue
+ * is accepted, and payloads and results are unknown. With members, another queue is a compile error, unless its name is `queue as string`.
+ */
+export interface Queues {}
+
+type Declared = keyof Queues & string;
+/** Checks the name of a queue. */
+export type QueueName<Q extends string> = Q & ([Declared] extends [never] ? unknown : string extends Q ? unknown : Q extends Declared ? unknown : Declared);
+type Spec<Q> = Q extends keyof Queues ? Queues[Q] : unknown;
+type PayloadIn<S> = S extends { payload: infer P } ? P : unknown;
+type ResultIn<S> = S extends { result: infer R } ? R : unknown;
+type Kinds<Q> = Spec<Q> extends { kinds: infer K } ? K : never;
+/** Names of the kinds of a queue. */
+export type KindName<Q> = [Kinds<Q>] extends [never] ? string | null : keyof Kinds<Q> & string;
+/** The payload of a queue, or of one of its kinds. */
+export type PayloadOf<Q, K = KindName<Q>> = [Kinds<Q>] extends [never] ? PayloadIn<Spec<Q>> : K extends keyof Kinds<Q> ? PayloadIn<Kinds<Q>[K]> : never;
+/** The result of a queue, or of one of its kinds. */
+export type ResultOf<Q, K = KindName<Q>> = [Kinds<Q>] extends [never] ? ResultIn<Spec<Q>> : K extends keyof Kinds<Q> ? ResultIn<Kinds<Q>[K]> : never;
+/** The options of a call, in which kind is required if the queue has kinds. */
+type WithKind<Q, K, Options> = [Kinds<Q>] extends [never] ? [options?: Options]
+  : '' extends keyof Kinds<Q> ? [options?: Options & { kind?: K }] : [options: Options & { kind: K }];
+
+/** A validator by the convention Standard Schema: one of zod, valibot or arktype, for example. */
+export interface Schema {
+  readonly '~standard': {
+    readonly validate: (value: unknown) => SchemaResult | Promise<SchemaResult>;
+  };
+}
+type SchemaResult = { readonly value: unknown; readonly issues?: undefined } | {
+  readonly issues: readonly { readonly message: string; readonly path?: readonly (PropertyKey | { readonly key: PropertyKey })[] }[];
+};
+/** A validator of a queue's payloads, or validators by kind; '' is for jobs without a kind. Kinds without one are not checked. */
+export type Schemas = Schema | { readonly [kind: string]: Schema };
 
 /** Options that all functions that add jobs have in common. */
 export interface MessageOptions {
@@ -45,26 +81,49 @@ export interface EnqueueOptions extends MessageOptions {
   dependsOn?: string[] | null;
   /** What to do if one of those jobs is dead or cancelled. Default: 'cancel'. */
   onParentFailure?: 'cancel' | 'wait' | 'run';
+  /** Checks the payload before anything is sent. A payload that does not fit throws a TypeError with the path of the field. */
+  schema?: Schemas;
 }
 
-export interface Enqueued<Result = Json> {
+export interface Enqueued<Result = unknown> {
   /** Null if the outcome is 'locked'. */
   id: string | null;
   outcome: 'accepted' | 'duplicate' | 'rerun' | 'locked';
   status: Status | null;
   /** Result of the first job, if this is a duplicate and that job is completed. */
   result: Result | null;
+  /** The last error of the first job, if this is a duplicate and that job is dead. */
+  error: string | null;
 }
 
 export type Status = 'blocked' | 'pending' | 'running' | 'retrying' | 'completed' | 'dead' | 'cancelled';
 
 /** Adds a job in the transaction of this client. */
-export function enqueue<Payload = Json, Result = Json>(
-  client: Queryable, queue: string, payload: Payload, options?: EnqueueOptions,
-): Promise<Enqueued<Result>>;
+export function enqueue<Q extends string, K extends KindName<Q> = '' & KindName<Q>>(
+  client: Queryable, queue: QueueName<Q>, payload: PayloadOf<Q, K>, ...options: WithKind<Q, K, EnqueueOptions>
+): Promise<Enqueued<ResultOf<Q, K>>>;
+
+/** A job of enqueueMany. */
+export interface NewJob<Payload = unknown> extends MessageOptions {
+  payload: Payload;
+  key?: string | number | bigint | null;
+  keyTtl?: Interval | null;
+}
+
+/** A job of a queue for enqueueMany. */
+type NewJobOf<Q> = [Kinds<Q>] extends [never] ? NewJob<PayloadOf<Q>>
+  : { [K in keyof Kinds<Q>]: NewJob<PayloadOf<Q, K>> & (K extends '' ? { kind?: null } : { kind: K }) }[keyof Kinds<Q>];
+
+/** Options for all jobs of enqueueMany. */
+export type EnqueueManyOptions = Pick<EnqueueOptions, 'onDuplicate' | 'nowait' | 'maxWait' | 'dependsOn' | 'onParentFailure' | 'schema'>;
+
+/** Adds many jobs to a queue in one statement, and returns what enqueue would return for each, in the order of jobs. */
+export function enqueueMany<Q extends string>(
+  client: Queryable, queue: QueueName<Q>, jobs: readonly NewJobOf<Q>[], options?: EnqueueManyOptions,
+): Promise<Enqueued<ResultOf<Q>>[]>;
 
 /** A job of a graph. */
-export interface GraphJob<Payload = Json> extends Omit<EnqueueOptions, 'nowait' | 'dependsOn'> {
+export interface GraphJob<Payload = unknown> extends Omit<EnqueueOptions, 'nowait' | 'dependsOn' | 'schema'> {
   queue: string;
   payload: Payload;
   /** Names in the graph, and existing jobs as enqueue returns them. */
@@ -80,12 +139,12 @@ export function enqueueGraph<Name extends string>(
  * Adds a job for message number seq of one ordered log, such as a Kafka partition. A number that is not greater than the
  * producer's last one is a duplicate. Do not use it for the ids of an outbox table, because transactions commit in another order.
  */
-export function enqueueSequenced<Payload = Json, Result = Json>(
+export function enqueueSequenced<Payload = unknown, Result = unknown>(
   client: Queryable, queue: string, producer: string, seq: number | bigint | string, payload: Payload, options?: MessageOptions,
 ): Promise<Enqueued<Result>>;
 
 /** Adds a job to each queue that is bound to a topic, and returns these jobs. The array is empty if no queue is bound. */
-export function publish<Payload = Json>(
+export function publish<Payload = unknown>(
   client: Queryable, topic: string, payload: Payload, options?: MessageOptions & { key?: string | number | bigint | null },
 ): Promise<{ queue: string; id: string; outcome: 'accepted' | 'duplicate' }[]>;
 
@@ -158,6 +217,94 @@ export function pauseGroup(client: Queryable, queue: string, groupKey: string, o
 /** Resumes a paused group. Requires the privilege admin on the queue. */
 export function resumeGroup(client: Queryable, queue: string, groupKey: string): Promise<void>;
 
+/** Pauses a queue: its jobs wait until resume is called or the given time is reached. Running jobs continue. Requires the privilege admin on the queue. */
+export function pause(client: Queryable, queue: string, options?: PauseOptions): Promise<void>;
+
+/** Resumes a paused queue. Requires the privilege admin on the queue. */
+export function resume(client: Queryable, queue: string): Promise<void>;
+
+/** Options of the jobs that a schedule adds. */
+export interface ScheduleOptions extends Pick<MessageOptions, 'priority' | 'groupKey' | 'maxAttempts' | 'headers' | 'expiresIn' | 'kind'> {
+  /** Time zone of the cron expression. Default: UTC. */
+  timeZone?: string | null;
+}
+
+/**
+ * Adds one job at each tick of a cron expression or interval ('every 5 min'). Creates or replaces the schedule of this name; does nothing if it is the same.
+ * Returns the time of the next run, or null if the schedule is paused.
+ */
+export function schedule<Payload = unknown>(client: Queryable, name: string, cron: string, queue: string, payload: Payload, options?: ScheduleOptions): Promise<Date | null>;
+
+/** Drops a schedule. Returns false if there is none of this name. */
+export function unschedule(client: Queryable, name: string): Promise<boolean>;
+
+/** Makes a job ready now: one that waits for a retry or a delay, or that is dead or cancelled. */
+export function retry(client: Queryable, id: string): Promise<'retrying' | 'current' | 'locked' | 'blocked' | 'completed' | 'not_found'>;
+
+/** Cancels an unfinished job. Waits for an open transaction that holds it. */
+export function cancel(client: Queryable, id: string): Promise<'cancelled' | 'completed' | 'dead' | 'not_found'>;
+
+/** New values of reschedule; what is not given stays. */
+export interface RescheduleOptions {
+  runAt?: Date | string | null;
+  priority?: number | null;
+}
+
+/** Changes the run time or the priority of a waiting job. */
+export function reschedule(
+  client: Queryable, id: string, options: RescheduleOptions,
+): Promise<'accepted' | 'locked' | 'completed' | 'dead' | 'cancelled' | 'not_found'>;
+
+/** A job as it is stored now. */
+export interface JobInfo<Payload = unknown, Result = unknown> {
+  id: string;
+  queue: string;
+  status: Status;
+  payload: Payload;
+  key: string | null;
+  groupKey: string | null;
+  kind: string | null;
+  priority: number;
+  attempt: number;
+  maxAttempts: number;
+  checkpoint: Json;
+  result: Result | null;
+  /** The last error. */
+  error: string | null;
+  worker: string | null;
+  headers: Record<string, Json> | null;
+  enqueuedAt: Date;
+  readyAt: Date | null;
+  claimedAt: Date | null;
+  finishedAt: Date | null;
+}
+
+/** Returns a job, or null if there is none or you may not see it. */
+export function job<Payload = unknown, Result = unknown>(client: Queryable, id: string): Promise<JobInfo<Payload, Result> | null>;
+
+/** Returns the status and result of a job now; waitResults waits until it is finished. Throws NoSuchJob. */
+export function result<Result = unknown>(client: Queryable, id: string): Promise<{ status: Status; result: Result | null }>;
+
+/** Explains in one sentence what a job is waiting for and what to do next. */
+export function why(client: Queryable, id: string): Promise<string>;
+
+/** For tests: makes the jobs that wait for a delay or a retry due now, of one queue or of all. Returns their number. */
+export function makeDue(client: Queryable, queue?: string | null): Promise<number>;
+
+/** What assertEnqueued expects: a part of the payload, the key, the kind, and the number of such jobs (1). */
+export interface ExpectedJob<Payload = unknown> {
+  payload?: Payload;
+  key?: string | number | bigint | null;
+  kind?: string | null;
+  times?: number;
+}
+
+/** For tests: throws an AssertionError that lists the jobs of the queue unless it has the expected number of such jobs, in any status. */
+export function assertEnqueued(client: Queryable, queue: string, expected?: ExpectedJob): Promise<void>;
+
+/** For tests on a server with idemq.test_clock: moves idemq's time forward, and returns when everything that is due by then has run. */
+export function advanceClock(client: Queryable, by: Interval): Promise<void>;
+
 /** Settings of a queue. 0 means no limit or no jobTimeout, and '' means no deadLetterQueue. If a value is null or undefined, the setting is not named. */
 export interface QueueSettings {
   lease?: Interval | null;
@@ -219,7 +366,7 @@ export interface HandlerOptions {
 export function ensureHandler(client: Queryable, queue: string, functionName: string, options?: HandlerOptions): Promise<Ensured>;
 
 /** Sleeps until all these jobs are finished or the timeout (30 s) has passed. The client must not be in a transaction. */
-export function waitResults<Result = Json>(
+export function waitResults<Result = unknown>(
   client: Queryable, ids: string[], timeout?: Interval,
 ): Promise<{ status: Status; result: Result | null }[]>;
 
@@ -259,7 +406,7 @@ export function finishedJobs(
 export function createPool(connection: Connection, options?: PoolConfig): Pool;
 
 /** The job that a handler gets. */
-export interface Job<Payload = Json> {
+export interface Job<Payload = unknown, Kind extends string | null = string | null> {
   readonly queue: string;
   readonly id: string;
   /** Fencing token of this attempt. It is larger than the token of any earlier attempt. */
@@ -270,16 +417,19 @@ export interface Job<Payload = Json> {
   readonly headers: Record<string, Json>;
   readonly key: string | null;
   readonly groupKey: string | null;
-  readonly kind: string | null;
+  readonly kind: Kind;
   /** Data that the latest checkpoint stored, possibly in an earlier attempt; null if there is none. */
-  readonly state: Json;
+  readonly checkpoint: Json;
   readonly enqueuedAt: Date;
   /** Time at which the handler will be cancelled. */
   readonly deadline: Date;
   /** Fires when the handler must stop. Its reason is a Cancelled. Pass it to fetch and similar functions. */
   readonly signal: AbortSignal;
-  /** Stores data for the next attempt. Only in runOutside. */
-  checkpoint(data: Json): Promise<void>;
+  /**
+   * Stores data for the next attempt, which finds it in `checkpoint`. With a client, in the transaction of that client. Without one, it is
+   * stored at once; a handler of run may do this only before it first uses its client.
+   */
+  saveCheckpoint(data: Json, client?: Queryable): Promise<void>;
   /**
    * Waits for an event of the job's queue (sendEvent). The timeout counts from the first call. If the event has not
    * arrived, Waiting ends the handler, its transaction rolls back, and no attempt is counted. The job then waits, for days if
@@ -294,14 +444,18 @@ export interface Job<Payload = Json> {
    */
   addParents(child: string, parents: readonly string[]): Promise<void>;
   /** The jobs in dependsOn of this one. status is null if the parent was completed and deleted, in a queue that keeps no jobs. */
-  parents<Result = Json>(): Promise<{ id: string; queue: string | null; status: Status | null; result: Result | null }[]>;
+  parents<Q extends string = [Declared] extends [never] ? string : Declared>(): Promise<Parent<Q>[]>;
   /**
    * Calls another system, stores its response and returns it. Later attempts return the stored response. If an
    * attempt was lost between call and response, ask asks the other system; without ask, or if it returns undefined,
-   * the call is made again with the same key. Only in runOutside.
+   * the call is made again with the same key. A handler of run may do this only before it first uses its client.
    */
   step<T = Json>(name: string, call: (call: StepCall) => T | Promise<T>, options?: StepOptions<T>): Promise<T>;
 }
+
+/** A job in dependsOn of another. For a declared queue, queue tells the type of the result. */
+export type Parent<Q extends string = string> = Q extends string
+  ? { id: string; queue: Q | null; status: Status | null; result: ResultOf<Q> | null } : never;
 
 export interface StepCall {
   /** Idempotency key to send. It is the same in each attempt until the other system refuses the call. */
@@ -331,12 +485,25 @@ export interface HandlerClient extends ClientBase {
 }
 
 /** Gets the job and the client whose transaction completes it. The return value becomes the job's result. */
-export type Handler<Payload = Json, Result = Json> = (job: Job<Payload>, client: HandlerClient) => Result | Promise<Result>;
+export type Handler<Payload = unknown, Result = unknown> = (job: Job<Payload, any>, client: HandlerClient) => Result | Promise<Result>;
 /** Gets the job. The return value becomes the job's result. */
-export type OutsideHandler<Payload = Json, Result = Json> = (job: Job<Payload>) => Result | Promise<Result>;
+export type OutsideHandler<Payload = unknown, Result = unknown> = (job: Job<Payload, any>) => Result | Promise<Result>;
 
 /** Handlers by the kind of the job. The key '' is for jobs without a kind. A job of another kind is released for a while. */
-export type Handlers<H> = { readonly [kind: string]: H };
+export type Handlers<H> = { readonly [kind: string]: H | Kind<H> };
+
+type AnyHandler<Client extends unknown[]> = (job: Job<any, any>, ...client: Client) => unknown;
+/** A job of a queue. If the queue has kinds, kind tells the type of the payload. */
+export type JobOf<Q> = [Kinds<Q>] extends [never] ? Job<PayloadOf<Q>> : { [K in keyof Kinds<Q>]: Job<PayloadOf<Q, K>, K extends '' ? null : K & string> }[keyof Kinds<Q>];
+type Returns<R> = unknown extends R ? unknown : R | Promise<R>;
+/** A handler of a declared queue: a function, or one per kind. */
+type DeclaredHandlers<Q, Client extends unknown[]> = ((job: JobOf<Q>, ...client: Client) => Returns<ResultOf<Q>>) | ([Kinds<Q>] extends [never] ? never : {
+  readonly [K in keyof Kinds<Q>]: OrKind<(job: Job<PayloadOf<Q, K>>, ...client: Client) => Returns<ResultOf<Q, K>>>;
+});
+type OrKind<H> = H | Kind<H>;
+/** The handler of a queue. P is the payload of a queue that is not declared. */
+type HandlersOf<Q, Client extends unknown[], P = unknown> = Q extends Declared ? DeclaredHandlers<Q, Client>
+  : ((job: Job<P>, ...client: Client) => unknown) | { readonly [kind: string]: OrKind<AnyHandler<Client>> };
 
 export interface Logger {
   info(text: string): void;
@@ -362,55 +529,105 @@ export interface Hooks {
   /** Called when an attempt has failed and the server has recorded it. */
   failed?(job: Job, failure: Failure): unknown;
   /** Called before the first claim, and awaited. If it throws, run rejects. */
-  started?(worker: Worker<any, any> | ClusterWorker<any, any>): unknown;
+  started?(worker: Worker<any> | ClusterWorker<any>): unknown;
   /** Called when all attempts have ended, and awaited. */
-  stopped?(worker: Worker<any, any> | ClusterWorker<any, any>, outcomes: Outcomes): unknown;
+  stopped?(worker: Worker<any> | ClusterWorker<any>, outcomes: Outcomes): unknown;
 }
 
-export interface WorkerOptions {
-  /** Name shown in idemq.running_jobs and idemq.workers. */
-  name?: string;
-  /** Direct connection for the session that waits, if `connection` goes through a pooler. */
-  waitConnection?: Connection;
-  /** Number of jobs that run at once. In run, each has its own connection. Default: 1. */
+/** Options of one queue whose jobs have effects outside the database. */
+export interface OutsideOptions {
+  /** Number of jobs that run at once. In Inside, each has its own connection. Default: 1. */
   concurrency?: number;
-  /** Number of jobs in one transaction. If one fails, the transaction rolls back, and each job runs alone. Only in run. Default: 1. */
-  batch?: number;
   /** Length of the leases: the longest that a worker that hangs keeps a job. Default: the queue's lease. */
   lease?: Interval;
   /** Maximum duration of an attempt in seconds, if the queue has no job_timeout. If it has one, the limit is some seconds shorter than that. Default: 3600. */
   timeout?: number;
-  /** Seconds that running handlers have after SIGTERM or stop(). Default: 30. */
-  grace?: number;
-  /** Whether leases also end with the worker's session. Default: true in run, unless there is a pooler; false in runOutside. */
+  /** Whether leases also end with the worker's session. Default: true in Inside, unless there is a pooler; false in Outside. */
   attach?: boolean;
-  /** Whether SIGTERM and SIGINT drain the worker. Default: true. */
-  signals?: boolean;
   /** Delay for a job whose kind has no handler in this worker; a newer worker may have one. Default: 60. */
   unknownKind?: Interval;
+  /** Checks each payload before the handler gets it, and may change it. An attempt whose payload does not fit fails with the path of the field, and is retried. */
+  schema?: Schemas;
+  /** Classes of errors after which no attempt can succeed: the job is dead at once. Default: none. */
+  neverRetry?: readonly (abstract new (...args: any[]) => Error)[];
+}
+
+/** Options of one queue whose handlers share a transaction with the completion of their jobs. */
+export interface InsideOptions extends OutsideOptions {
+  /** Number of jobs in one transaction. If one fails or makes a step, the transaction rolls back, and each job runs alone. Default: 1. */
+  batch?: number;
+}
+
+/** Options of a worker for several queues. */
+export interface QueuesWorkerOptions {
+  /** Name shown in idemq.running_jobs and idemq.workers. */
+  name?: string;
+  /** Direct connection for the session that waits, if `connection` goes through a pooler. */
+  waitConnection?: Connection;
+  /** Seconds that running handlers have after SIGTERM or stop(). Default: 30. */
+  grace?: number;
+  /** Seconds after which run ends with the last error if the worker cannot connect. Default: it tries forever. */
+  giveUpAfter?: number;
+  /** Whether SIGTERM and SIGINT drain the worker. Default: true. */
+  signals?: boolean;
   /** Default: warn and error of console. */
   logger?: Logger;
   /** Functions called around each attempt, after a failure, at the start and at the end. Exceptions of failed and stopped are logged. */
   hooks?: Hooks;
 }
 
+/** Options of a worker for one queue. */
+export interface WorkerOptions extends QueuesWorkerOptions, InsideOptions {}
+
+/** Settings of one kind. */
+export interface KindOptions {
+  /** Maximum duration of an attempt in seconds. The queue's job_timeout still applies. */
+  timeout?: number;
+  /** Delay before the next attempt, or an array: the delay after the 1st, 2nd, ... attempt. The last one repeats. Default: the queue's. */
+  backoff?: Interval | readonly Interval[];
+}
+/** A handler of one kind, with settings. */
+export class Kind<H = any> {
+  constructor(handler: H, options?: KindOptions);
+  readonly handler: H;
+}
+
+/** How a worker runs the jobs of a queue: the changes of the handler and the completion of its job share a transaction. */
+export class Inside<H = any> {
+  constructor(handler: H, options?: InsideOptions);
+  readonly inside: H;
+}
+/** How a worker runs the jobs of a queue: each is completed after its handler has returned. For effects outside the database. */
+export class Outside<H = any> {
+  constructor(handler: H, options?: OutsideOptions);
+  readonly outside: H;
+}
+/** How a worker runs the jobs of a queue. A function, or an object of functions by kind, means Inside. */
+export type Way<Q extends string> = HandlersOf<Q, [client: HandlerClient], any> | Inside<HandlersOf<Q, [client: HandlerClient], any>> | Outside<HandlersOf<Q, [], any>>;
+/** Queues with their handlers. */
+export type Ways<Q extends string> = { readonly [N in Q]: N extends QueueName<N> ? Way<N> : never };
+
 /** Number of attempts by outcome: { committed: 3, retrying: 1 }. */
 export type Outcomes = Partial<Record<'committed' | 'retrying' | 'dead' | 'released' | 'waiting' | 'stale' | 'not_found' | 'lost', number>>;
 
-/** Payload and Result are the types of the queue's jobs. A handler of one kind can declare its own Job<...> instead. */
-export class Worker<Payload = Json, Result = Json> {
-  constructor(connection: Connection, queue: string, options?: WorkerOptions);
+export class Worker<Q extends string = string> {
+  constructor(connection: Connection, queues: Ways<Q>, options?: QueuesWorkerOptions);
+  constructor(connection: Connection, queue: QueueName<Q>, options?: WorkerOptions);
+  /** Name of the queue; several names are joined by ', '. */
   readonly queue: string;
+  readonly queues: string[];
   readonly name: string;
-  /** Runs jobs until SIGTERM, SIGINT or stop(). The handler's changes and the completion of its job share a transaction. */
-  run(handler: Handler<Payload, Result> | Handlers<Handler<Payload, Result>>): Promise<Outcomes>;
+  /** Runs jobs until SIGTERM, SIGINT or stop(). A worker for several queues has its handlers already. */
+  run(): Promise<Outcomes>;
+  /** The handler's changes and the completion of its job share a transaction. */
+  run<P = unknown>(handler: HandlersOf<Q, [client: HandlerClient], P>): Promise<Outcomes>;
   /** Like run, for effects outside this database. */
-  runOutside(handler: OutsideHandler<Payload, Result> | Handlers<OutsideHandler<Payload, Result>>): Promise<Outcomes>;
+  runOutside<P = unknown>(handler: HandlersOf<Q, [], P>): Promise<Outcomes>;
   /** Stops claiming; running handlers have `grace` to finish. A second call ends the grace period. */
   stop(): void;
 }
 
-export interface ClusterWorkerOptions extends Omit<WorkerOptions, 'waitConnection'> {
+export interface ClusterWorkerOptions extends Omit<WorkerOptions, 'waitConnection' | 'giveUpAfter'> {
   /** Numbers of the shards to serve first. Default: all shards are equal. */
   home?: number[];
   /** Whether the worker also serves shards that are not in home. Default: true. */
@@ -424,23 +641,22 @@ export interface ClusterWorkerOptions extends Omit<WorkerOptions, 'waitConnectio
  * there; user, password and TLS settings also apply to the shards. `concurrency` is the total for all shards.
  * The changes of a handler of run are committed on the shard that holds the job.
  */
-export class ClusterWorker<Payload = Json, Result = Json> {
-  constructor(router: Connection, queue: string, options?: ClusterWorkerOptions);
+export class ClusterWorker<Q extends string = string> {
+  constructor(router: Connection, queue: QueueName<Q>, options?: ClusterWorkerOptions);
   readonly queue: string;
   readonly name: string;
-  run(handler: Handler<Payload, Result> | Handlers<Handler<Payload, Result>>): Promise<Outcomes>;
-  runOutside(handler: OutsideHandler<Payload, Result> | Handlers<OutsideHandler<Payload, Result>>): Promise<Outcomes>;
+  run<P = unknown>(handler: HandlersOf<Q, [client: HandlerClient], P>): Promise<Outcomes>;
+  runOutside<P = unknown>(handler: HandlersOf<Q, [], P>): Promise<Outcomes>;
   stop(): void;
 }
 
 /** Runs the jobs that are ready, then returns. For tests of an application, and for cron. */
-export function drain<Payload = Json, Result = Json>(
-  connection: Connection, queue: string, handler: Handler<Payload, Result> | Handlers<Handler<Payload, Result>>,
-  options?: WorkerOptions & { outside?: false },
+export function drain<Q extends string>(connection: Connection, queues: Ways<Q>, options?: QueuesWorkerOptions): Promise<Outcomes>;
+export function drain<Q extends string, P = unknown>(
+  connection: Connection, queue: QueueName<Q>, handler: HandlersOf<Q, [client: HandlerClient], P>, options?: WorkerOptions & { outside?: false },
 ): Promise<Outcomes>;
-export function drain<Payload = Json, Result = Json>(
-  connection: Connection, queue: string, handler: OutsideHandler<Payload, Result> | Handlers<OutsideHandler<Payload, Result>>,
-  options: WorkerOptions & { outside: true },
+export function drain<Q extends string, P = unknown>(
+  connection: Connection, queue: QueueName<Q>, handler: HandlersOf<Q, [], P>, options: WorkerOptions & { outside: true },
 ): Promise<Outcomes>;
 
 /** An error of idemq, with its SQLSTATE. */

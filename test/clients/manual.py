@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 import psycopg
-from idemq import AsyncWorker, Dead, HoldBack, Hooks, Overflow, Refused, RetryLater, Snooze, Worker, drain, enqueue, enqueue_graph, finished_jobs, send_event, wait_results
+from idemq import AsyncWorker, Dead, HoldBack, Hooks, Inside, Kind, Outside, Overflow, Refused, RetryLater, Snooze, Worker, drain, enqueue, enqueue_graph, finished_jobs, send_event, wait_results
 
 
 def order(dsn):
@@ -35,7 +35,7 @@ def charge(job):
         return provider.find(step.key)
 
     charged = job.step("charge", call, {"amount": job.payload["amount"]}, call_timeout=10, ask=ask)
-    job.checkpoint({"charged": charged["id"]})  # job.state, in the next attempt
+    job.save_checkpoint({"charged": charged["id"]})  # the next attempt finds it in job.checkpoint
     if job.cancelled.is_set():  # the lease is lost, or the time is over
         raise TimeoutError("no time left")  # the next attempt goes on here
     return charged
@@ -48,6 +48,16 @@ async def fetch(job):
 
 async def work_async(dsn):
     await AsyncWorker(dsn, "pages", concurrency=100).run_outside(fetch)
+
+
+def fetch_page(job):
+    return provider.get(job.payload["url"])
+
+
+KINDS = {
+    "charge": Kind(charge, timeout=30, backoff=[1, 10, 60]),  # seconds after the first, second, and each later failure
+    None: fetch_page,
+}
 
 
 def visit(job, conn):
@@ -93,6 +103,21 @@ def report(job, conn):
 
 def work_sums(dsn):
     Worker(dsn, "sums").run({None: add_up, "report": report})  # by kind; jobs of other kinds are released
+
+
+QUEUES = {
+    "mail": Inside(confirm, concurrency=4, batch=100),
+    "charges": Outside(charge, concurrency=10),
+    "sums": {None: add_up, "report": report},  # Inside, by kind
+}
+
+
+def work_all(dsn):
+    Worker(dsn, QUEUES).run()
+
+
+def test_all(dsn):
+    assert drain(dsn, QUEUES) == {"committed": 2}
 
 
 def measured(job, call):

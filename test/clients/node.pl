@@ -3,7 +3,7 @@
 # Tests that need npm, a second server or real time are in node_slow.pl.
 # expects in log: \] XX[0-9A-Z]{3} .*canceling the wait for synchronous
 # takes long
-# at least 108 assertions
+# at least 160 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -21,7 +21,8 @@ use Test::More;
 plan skip_all => 'no node-pg' unless $ENV{IDEMQ_NODE_MODULES};
 
 my $json = JSON::PP->new->canonical;
-my $node = new_server('node', 'idemq.worker' => 'on', max_connections => 60);
+# Each database has a worker of idemq.
+my $node = new_server('node', 'idemq.worker' => 'on', max_connections => 60, max_worker_processes => 20);
 my $app = folder('app', "$ENV{IDEMQ_SOURCE}/clients/node/examples/finished.js", glob "$FindBin::RealBin/node_*.mjs");
 
 workers_of($node, $app);
@@ -36,8 +37,8 @@ sub node_tests
 	return;
 }
 
-node_tests('node_modules/idemq/test/unit.test.js', 16);
-foreach ([ 'run', 13 ], [ 'cancel', 7 ], [ 'api', 31 ])
+node_tests('node_modules/idemq/test/unit.test.js', 18);
+foreach ([ 'run', 13 ], [ 'steps', 14 ], [ 'queues', 8 ], [ 'manage', 7 ], [ 'failures', 7 ], [ 'cancel', 7 ], [ 'api', 31 ])
 {
 	my ($name, $least) = @$_;
 

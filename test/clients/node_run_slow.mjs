@@ -9,7 +9,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { from as copyFrom, to as copyTo } from 'pg-copy-streams';
 import Cursor from 'pg-cursor';
 import { Cancelled, Worker, drain } from 'idemq';
-import { connection, isIn, jobsOf, logger, mark, marksOf, proxied, queue } from './node_common.mjs';
+import { connection, isIn, jobsOf, logger, mark, marksOf, pool, proxied, queue } from './node_common.mjs';
 
 test('a cursor and COPY begin the transaction, and lock the job', async () => {
   const uses = {
@@ -107,4 +107,27 @@ test("the answer to COMMIT is lost: what stood behind it, and the handler's effe
     });
     if (touches) assert.deepEqual(await marksOf(q), (await jobsOf(q)).map(({ id }) => id), `${what}`);
   }
+});
+
+test('a slot whose connection is refused gives its job back, and takes none until it is connected', async () => {
+  const q = await queue('', 2);
+  const role = `limited_${q}`;
+  // The worker has the connection with which it claims, and no other.
+  await pool.query(`CREATE ROLE ${role} LOGIN CONNECTION LIMIT 1`);
+  await pool.query(`SELECT idemq.grant_queue('${q}', '${role}', 'claim')`);
+  const info = [];
+  const worker = new Worker({ ...connection, user: role }, q, { signals: false, logger: { ...logger, info: (text) => info.push(text) } });
+  let done = 0;
+  const ended = worker.run(() => {
+    if (++done === 2) worker.stop();
+  });
+  let over = false;
+  ended.then(() => (over = true));
+  for (let n = 0; !info.some((text) => /released: there is no connection for its handler/.test(text)); n++) {
+    assert.ok(!over && n < 6000, 'it gives its job back');
+    await sleep(20);
+  }
+  assert.ok((await jobsOf(q)).every(({ status, attempt }) => status === 'pending' && attempt === 0), JSON.stringify(await jobsOf(q)));
+  await pool.query(`ALTER ROLE ${role} CONNECTION LIMIT -1`);
+  assert.deepEqual(await ended, { released: 1, committed: 2 });
 });

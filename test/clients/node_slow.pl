@@ -43,7 +43,7 @@ my $used = application('used', [ 'pg-cursor', 'pg-copy-streams' ], @programs);
 my $node = new_server('node', 'idemq.worker' => 'on', max_connections => 60);
 
 workers_of($node, $app);
-foreach ([ 'run', $used, 'node_run_slow.mjs', 5 ], [ 'trace', $traced, 'node_trace.mjs', 1 ])
+foreach ([ 'run', $used, 'node_run_slow.mjs', 6 ], [ 'trace', $traced, 'node_trace.mjs', 1 ])
 {
 	my ($name, $dir, $file, $least) = @$_;
 

@@ -8,6 +8,7 @@ import asyncio
 import psycopg
 
 import idemq
+import idemq._run
 import tap
 from python_common import DSN, Client, QuickFirstUse
 
@@ -21,6 +22,7 @@ class Batches(Client):
                 drain(handler, batch=3)
             return [line.partition("one at a time: ")[2] for line in said.output if "one at a time" in line]
 
+        self.set_seconds("LISTEN_AFTER", 3600, idemq._run)  # otherwise the worker may be told of the loss before the transaction finds it
         (again,) = self.add(1)
         self.sql("SELECT idemq.fail(id, token, 'busy', retry_in => '0') FROM idemq.claim(%s)", self.queue)
         other, _ = self.add(2, 3)

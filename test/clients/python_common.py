@@ -209,7 +209,7 @@ class Client(unittest.TestCase):
         def beats():
             while not job.cancelled.is_set() and not over.wait(0.05):
                 job._heartbeat_at = time.monotonic()
-                run.call_loop(run._heartbeat_now.set)
+                run.call_loop(run.shared.heartbeat_now.set)
 
         thread = threading.Thread(target=beats)
         thread.start()

@@ -35,6 +35,22 @@ class Manual(Client):
         self.assertEqual(self.sql("SELECT * FROM orders, confirmations"), [(42, 42)])
         self.assertEqual(self.sql("SELECT result FROM idemq.job_by_key('mail', 'order-42')"), [({"confirmed": 42},)])
 
+    def test_several_queues(self):
+        for queue in ("charges", "sums"):
+            self.sql("SELECT idemq.drop_queue(name, force => true) FROM idemq.queues WHERE name = %s", queue)
+            self.sql("SELECT idemq.create_queue(%s, lease => '1 h')", queue)
+            self.addCleanup(self.sql, "SELECT idemq.drop_queue(%s, force => true)", queue)
+        manual.order(DSN)
+        idemq.enqueue(self.conn, "charges", {"amount": 5})
+        manual.test_all(DSN)
+        self.assertEqual(self.sql("SELECT * FROM confirmations"), [(42,)])
+
+    def test_kinds(self):
+        (job,) = self.add({"amount": 5}, kind="charge")
+        self.add({"url": "there"})
+        self.assertEqual(self.drain(manual.KINDS, outside=True), {"committed": 2})
+        self.assertEqual(self.job(job)[0], "completed")
+
     def test_pages(self):
         async def run():
             task = asyncio.create_task(manual.work_async(DSN))

@@ -36,12 +36,12 @@ class Outside(Client):
         seen = []
 
         def stops(job):
-            seen.append(job.state)
+            seen.append(job.checkpoint)
             if job.attempt == 1:
-                job.checkpoint({"done": 1})
+                job.save_checkpoint({"done": 1})
                 raise idemq.RetryLater(0)
             with psycopg.connect(DSN) as conn:
-                job.checkpoint({"done": 2}, conn)
+                job.save_checkpoint({"done": 2}, conn)
                 conn.rollback()
 
         (job,) = self.add(1)
@@ -67,7 +67,7 @@ class Outside(Client):
             self.beat(job)
             self.until_set(job.cancelled)
             with self.assertRaises(idemq.StaleToken):
-                job.checkpoint({})
+                job.save_checkpoint({})
             reasons.append("told")
 
         async def waits_async(job):
@@ -94,7 +94,7 @@ class Outside(Client):
         def cut(job):
             end()
             time.sleep(0.1)
-            job.checkpoint({"still": "here"})
+            job.save_checkpoint({"still": "here"})
             end()
 
         (job,) = self.add(1)

@@ -106,7 +106,7 @@ class Producers(Client):
             ("key must be a str, a UUID or an int, not bool", call(idemq.enqueue, self.queue, 1, key=True)),
             ("key must be a str, a UUID or an int, not bytes", call(idemq.publish, "t", 1, key=b"k")),
             ("queue must be the name of a queue as a str, not dict", call(idemq.enqueue, {"order": 42}, self.queue)),
-            ("queue must be the name of one queue as a str, not list: make a separate call or worker for each", call(idemq.enqueue, ["a", "b"], 1)),
+            ("queue must be the name of one queue as a str, not list: make a separate call for each queue", call(idemq.enqueue, ["a", "b"], 1)),
             ("delay must be a timedelta, a number of seconds or the text of an interval, not dict", call(idemq.enqueue, self.queue, 1, delay={})),
             ("delay: ", call(idemq.enqueue, self.queue, 1, delay=float("nan"))),
             ("run_at must be a datetime, not int", call(idemq.enqueue, self.queue, 1, run_at=7)),
@@ -183,7 +183,7 @@ class Producers(Client):
                     call()
 
             def checkpoint(job):
-                job.checkpoint(1, other)
+                job.save_checkpoint(1, other)
 
             (job,) = self.add(1, max_attempts=1)
             self.drain(checkpoint, outside=True)

@@ -114,6 +114,7 @@ class Unreadable(Client):
             await record(run, job, waiting)
 
         def waits(job, conn):
+            conn.execute("SELECT 1")  # from now on, the wait is part of the transaction
             job.await_event("late", "1 h")
 
         (job,) = self.add(1, max_attempts=1)
@@ -225,7 +226,7 @@ def returns(job, conn=None):
             sys.exit(7)
         if job.payload == "uses":
             try:
-                conn.execute("SELECT 1") if conn is not None else job.checkpoint(1)
+                conn.execute("SELECT 1") if conn is not None else job.save_checkpoint(1)
             except Exception:
                 os._exit(9)
             os._exit(1)

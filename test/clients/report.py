@@ -3,7 +3,7 @@ import os
 import idemq, psycopg
 
 with psycopg.connect(os.environ["DSN"]) as conn:
-    conn.execute("SELECT idemq.schedule('nightly', '0 3 * * *', 'reports', '{}')")
+    idemq.schedule(conn, "nightly", "0 3 * * *", "reports", {})
 
 def report(job, conn):
     conn.execute("INSERT INTO reports SELECT %s, sum(total) FROM sales", [job.headers["tick"]])

@@ -19,14 +19,15 @@ local $ENV{DSN} = "host=${\$node->host} port=${\$node->port} dbname=postgres use
 local $ENV{PYTHONPATH} = "$source/clients/python";
 local $ENV{PYTHONDONTWRITEBYTECODE} = 1;
 sql($node, q[SELECT idemq.create_queue('charges'), idemq.create_queue('orders');
-	CREATE TABLE charged (key text PRIMARY KEY, amount int); CREATE TABLE shipments (order_no int); CREATE TABLE reminders (order_no int)]);
+	CREATE TABLE charged (key text PRIMARY KEY, amount int); CREATE TABLE orders (id int PRIMARY KEY, charge text); INSERT INTO orders VALUES (42); SELECT idemq.create_queue('mail');
+	CREATE TABLE shipments (order_no int); CREATE TABLE reminders (order_no int)]);
 my @workers = map { IPC::Run::start([ '/usr/bin/python3', "$source/test/clients/$_.py" ], '<', \undef,
 		'>', \my $stdout, '2>', \my $stderr, IPC::Run::timeout(180)) } qw(charges orders);
 
-sql($node, q[SELECT idemq.enqueue('charges', '{"amount": 12}', key => 'charge-42')]);
+sql($node, q[SELECT idemq.enqueue('charges', '{"order": 42, "amount": 12}', key => 'charge-42')]);
 is_soon($node, q[SELECT status = 'completed' FROM idemq.job_by_key('charges', 'charge-42')], 'the card is charged');
-is_sql($node, q[SELECT count(*), sum(amount), bool_and((SELECT result->>'id' FROM idemq.job_by_key('charges', 'charge-42')) = key) FROM charged],
-	'1|12|t', 'once, and the charge is the result of the job');
+is_sql($node, q[SELECT count(*), sum(amount), bool_and(key = charge), (SELECT count(*) FROM idemq.job_by_key('mail', 'charge-42')) FROM charged, orders],
+	'1|12|t|1', 'once, the order has the charge, and the mail is enqueued');
 
 sql($node, q[SELECT idemq.enqueue('orders', jsonb_build_object('order', n), kind => 'order', key => 'order-' || n) FROM generate_series(42, 43) n;
 	SELECT idemq.enqueue('orders', '{"order": 42}', kind => 'payment', key => 'payment-42')]);

@@ -21,7 +21,7 @@ async function transact(job, db) {
 
 async function outside(job) {
   await sleep(pause);
-  await job.checkpoint({ said: job.payload.said });
+  await job.saveCheckpoint({ said: job.payload.said });
   return answer(job);
 }
 

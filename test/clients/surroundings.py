@@ -34,7 +34,7 @@ def transact_in_thread(job, conn):
 
 async def outside(job):
     await asyncio.sleep(PAUSE)
-    await job.checkpoint({"said": job.payload["said"]})
+    await job.save_checkpoint({"said": job.payload["said"]})
     return answer(job)
 
 

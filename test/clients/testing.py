@@ -3,7 +3,7 @@
 import sys
 
 import psycopg
-from idemq import drain, enqueue
+from idemq import advance_clock, assert_enqueued, drain, enqueue, make_due
 
 
 def place_order(conn, order):
@@ -25,7 +25,7 @@ def test_an_order_is_confirmed_an_hour_later_and_once(dsn, conn):
     place_order(conn, 42)
     place_order(conn, 42)  # the request is repeated
     assert drain(dsn, "mail", confirm) == {}  # it is not due
-    conn.execute("CALL idemq.advance_clock('1 h')")
+    advance_clock(conn, "1 h")
     assert drain(dsn, "mail", confirm) == {"committed": 1}
     assert conn.execute("SELECT * FROM confirmations").fetchall() == [(42,)]
 
@@ -33,30 +33,16 @@ def test_an_order_is_confirmed_an_hour_later_and_once(dsn, conn):
 def test_a_reminder_is_sent_tomorrow(dsn, conn):
     tomorrow = conn.execute("SELECT idemq.now() + interval '1 day'").fetchone()[0]
     enqueue(conn, "mail", {"order": 42}, run_at=tomorrow)
-    conn.execute("CALL idemq.advance_clock('23 h')")
+    advance_clock(conn, "23 h")
     assert drain(dsn, "mail", confirm) == {}
-    conn.execute("CALL idemq.advance_clock('1 h')")
+    advance_clock(conn, "1 h")
     assert drain(dsn, "mail", confirm) == {"committed": 1}
-
-
-def enqueued(conn, queue):
-    """Return the payload and key of each pending job, and the number of seconds until it is due."""
-    return conn.execute(
-        """SELECT payload, key, round(extract(epoch FROM ready_at - enqueued_at))::int FROM idemq.job_list
-        WHERE queue = %s AND status = 'pending' ORDER BY id""",
-        [queue],
-    ).fetchall()
 
 
 def test_an_order_enqueues_its_confirmation(dsn, conn):
     with conn.transaction(force_rollback=True):  # the test leaves nothing behind
         place_order(conn, 42)
-        assert enqueued(conn, "mail") == [({"order": 42}, "order-42", 3600)]
-
-
-def make_due(conn):
-    """Make every job that waits for its delay or its retry due now."""
-    conn.execute("SELECT idemq.retry(id) FROM idemq.job_list WHERE status IN ('pending', 'retrying')")
+        assert_enqueued(conn, "mail", {"order": 42}, key="order-42")
 
 
 def test_it_is_tried_again(dsn, conn):

@@ -227,6 +227,7 @@ export class ClusterWorker {
    * @param {import('../index.js').ClusterWorkerOptions} [options]
    */
   constructor(router, queue, options = {}) {
+    if (typeof queue === 'object') throw new TypeError('ClusterWorker serves one queue');
     checkOptions(options, CLUSTER_WORKER, 'ClusterWorker');
     const { home, roam = true, shardPlace, ...own } = options;
     if (home !== undefined && !(Array.isArray(home) && home.every(Number.isSafeInteger))) reject('home', 'an array of shard numbers', home);
@@ -252,12 +253,12 @@ export class ClusterWorker {
     return this.#name;
   }
 
-  /** @param {import('../index.js').Handler | import('../index.js').Handlers<import('../index.js').Handler>} handler */
+  /** @param {any} handler */
   async run(handler) {
     return this.#run(handler, (worker) => worker.run(handler));
   }
 
-  /** @param {import('../index.js').OutsideHandler | import('../index.js').Handlers<import('../index.js').OutsideHandler>} handler */
+  /** @param {any} handler */
   async runOutside(handler) {
     return this.#run(handler, (worker) => worker.runOutside(handler));
   }

@@ -6,7 +6,7 @@
 
 import net from 'node:net';
 import { reject } from './arguments.js';
-import { sqlstate, textOf } from './errors.js';
+import { read, sqlstate, textOf, walk } from './errors.js';
 import { pg } from './packages.js';
 import { Pipeline } from './pipeline.js';
 
@@ -104,6 +104,27 @@ export function broken(error, session) {
   return session.gone || /^(08...|57P0[1235]|25006|40003)$/.test(sqlstate(error));
 }
 
+/** What pg says of a lost connection in errors that have no code. */
+const pgLost = /^(Connection terminated|Client has encountered a connection error|Client was closed)/;
+
+/**
+ * Whether an error of a handler, or one of its causes, says that its own connection to the server of the worker has been lost.
+ * @param {unknown} error @param {Server} server @param {number} since when the attempt began, from Date.now() @returns {boolean}
+ */
+export function isServerLost(error, server, since) {
+  let lost = false;
+  walk(error, (each) => void read(() => {
+    const { code, syscall, address, port, message } = /** @type {any} */ (each instanceof Error ? each : {});
+    if (/^(08...|57P0[123])$/.test(sqlstate(each))) lost = true;
+    else if (code === undefined) lost ||= each instanceof Error && each.name === 'Error' && pgLost.test(message);
+    // A socket of another program, such as an HTTP client, has another address.
+    else if (syscall === 'connect') lost ||= server.address.is(address, port);
+    // An open socket does not say whose it is.
+    else if (syscall === 'read' || syscall === 'write') lost ||= server.lostAt >= since;
+  }));
+  return lost;
+}
+
 /** Milliseconds that a cancel request may take. */
 const cancelTimeout = 2000;
 /** Milliseconds that a statement of the worker may take if it does not wait for anything. */
@@ -182,6 +203,8 @@ export class Session {
   attempts = new Set();
   /** @type {(() => void)[]} */
   #drains = [];
+  /** Called when the connection has ended, but not by this worker. */
+  onLost = () => {};
 
   /** @param {import('pg').ClientConfig} config */
   constructor(config) {
@@ -206,6 +229,7 @@ export class Session {
 
   /** Called when the connection has ended, and with it the attached leases. */
   #lost() {
+    if (!this.gone) this.onLost();
     this.gone = true;
     for (const attempt of this.attempts) attempt.leaseSessionEnded();
     this.#drained();
@@ -321,7 +345,7 @@ export class Session {
 
   /** Ends the session at once, whatever it is doing. */
   destroy() {
-    this.destroyed = true;
+    this.destroyed = this.gone = true;
     this.cut();
   }
 
@@ -357,6 +381,14 @@ export class Address {
     return /** @type {any} */ (new pg.Client(this.configs[0])).database;
   }
 
+  /** Whether a socket was to be connected to this server: the path of a socket, or a port. @param {string | undefined} address @param {number | undefined} port */
+  is(address, port) {
+    return this.configs.some((config) => {
+      const client = new pg.Client(config);
+      return client.host.startsWith('/') ? address === `${client.host}/.s.PGSQL.${client.port}` : port === client.port;
+    });
+  }
+
   /**
    * Whether an error of a session that was created at this version means that the jobs are, or will
    * soon be, at another place.
@@ -369,7 +401,12 @@ export class Address {
 
 /** State that the links of one worker share: the address, the time limits and the logger. */
 export class Server {
+  /** Time since which no session could be opened, from Date.now(); 0 if one could. */
   #since = 0;
+  /** The last error of a connection. @type {unknown} */
+  error;
+  /** When a session was lost last, from Date.now(). */
+  lostAt = 0;
   #said = 0;
   /** Open sessions. @type {Set<Session>} */
   sessions = new Set();
@@ -395,6 +432,7 @@ export class Server {
         const session = Object.assign(await Session.open(configs, until, this.life.worker), { configs, version });
         for (const other of this.sessions) if (other.gone) this.sessions.delete(other);
         this.sessions.add(session);
+        session.onLost = () => (this.lostAt = Date.now());
         if (this.#since) this.logger.warn(`idemq: ${this.address.name}reconnected after ${((Date.now() - this.#since) / 1000).toFixed(1)} s`);
         this.#since = 0;
         return session;
@@ -410,6 +448,7 @@ export class Server {
   /** Logs once a minute that the server cannot be reached. @param {unknown} error */
   lost(error) {
     const now = Date.now();
+    this.error = error;
     if (!this.#since || now - this.#said >= sayAgain) {
       this.#said = now;
       const { code, message } = /** @type {any} */ (error) ?? {};
@@ -423,6 +462,11 @@ export class Server {
   /** Whether the last attempt to connect has failed. */
   get down() {
     return this.#since > 0;
+  }
+
+  /** Milliseconds for which it has been down. */
+  get downFor() {
+    return this.down ? Date.now() - this.#since : 0;
   }
 }
 

@@ -1,7 +1,7 @@
 // Functions with which a program declares queues, topic spaces and handlers whenever it starts.
 
 import { checkClient, checkName, optionalBoolean, optionalInteger, optionalInterval, optionalName, optionalNumber } from './arguments.js';
-import { rows } from './flows.js';
+import { rows } from './enqueue.js';
 import { HANDLER, QUEUE_SETTINGS, checkOptions } from './options.js';
 
 const ENSURE_QUEUE = `SELECT outcome, changes::text

@@ -1,8 +1,9 @@
 // Producers.
 
-import { checkClient, checkIds, checkName, optionalBoolean, optionalInteger, optionalInterval, optionalKey, optionalName, optionalObject, optionalTime } from './arguments.js';
+import { checkClient, checkIds, checkName, optionalBoolean, optionalInteger, optionalInterval, optionalKey, optionalName, optionalObject, optionalTime, reject } from './arguments.js';
 import { textOf, typed } from './errors.js';
-import { ENQUEUE as OPTIONS, checkOptions } from './options.js';
+import { ENQUEUE as OPTIONS, ENQUEUE_MANY as MANY_OPTIONS, NEW_JOB, checkOptions } from './options.js';
+import { checkSchema, validated } from './schema.js';
 import { inject } from './trace.js';
 
 const ENQUEUE = `SELECT id::text, outcome::text, status::text, result
@@ -10,6 +11,14 @@ const ENQUEUE = `SELECT id::text, outcome::text, status::text, result
     priority => $6::int, group_key => $7::text, max_attempts => $8::int, headers => $9::jsonb,
     expires_in => $10::interval, key_ttl => $11::interval, on_duplicate => $12::text, nowait => $13::bool,
     kind => $14::text, max_wait => $15::interval, depends_on => $16::bigint[], on_parent_failure => $17::text)`;
+const ENQUEUE_MANY = `SELECT id::text, outcome::text, status::text, result
+  FROM idemq.enqueue_many($1::text, $2::jsonb[], keys => $3::text[], run_ats => $4::timestamptz[], priorities => $5::int[],
+    group_keys => $6::text[], delays => $7::interval[], max_attempts => $8::int[], headers => $9::jsonb[],
+    expires_ins => $10::interval[], key_ttls => $11::interval[], on_duplicate => $12::text, nowait => $13::bool,
+    kinds => $14::text[], max_wait => $15::interval, depends_on => $16::bigint[], on_parent_failure => $17::text)
+  ORDER BY ord`;
+const LAST_ERRORS = 'SELECT id::text, last_error AS error FROM idemq.jobs WHERE id = ANY ($1::bigint[])';
+const defaultPriority = 4;
 
 /** Bytes: the maximum of idemq.max_document. */
 const maxJsonLength = 64 * 2 ** 20;
@@ -32,19 +41,37 @@ export function json(value, what) {
   return text;
 }
 
-/** @type {typeof import('../index.js').enqueue} */
-export async function enqueue(client, queue, payload, options = {}) {
+/**
+ * Runs a statement of a public function. @param {import('../index.js').Queryable} client @param {string} text @param {unknown[]} values
+ * @returns {Promise<any[]>}
+ */
+export async function rows(client, text, values) {
+  checkClient(client);
+  try {
+    return (await client.query(text, values)).rows;
+  } catch (error) {
+    throw typed(error);
+  }
+}
+
+/**
+ * @param {import('../index.js').Queryable} client @param {string} queue @param {unknown} payload
+ * @param {import('../index.js').EnqueueOptions} [options] @returns {Promise<any>}
+ */
+async function add(client, queue, payload, options = {}) {
   checkClient(client);
   checkName(queue, 'queue');
   checkOptions(options, OPTIONS, 'enqueue');
+  checkSchema(options.schema);
+  await validated(options.schema, options.kind, payload);
   const headers = inject(optionalObject(options.headers, 'headers'));
-  const values = [
+  const [enqueued] = await rows(client, ENQUEUE, [
     queue,
     json(payload, 'payload'),
     optionalKey(options.key, 'key'),
     optionalInterval(options.delay, 'delay'),
     optionalTime(options.runAt, 'runAt'),
-    optionalInteger(options.priority, 'priority') ?? 4,
+    optionalInteger(options.priority, 'priority') ?? defaultPriority,
     optionalKey(options.groupKey, 'groupKey'),
     optionalInteger(options.maxAttempts, 'maxAttempts'),
     headers && json(headers, 'headers'),
@@ -54,13 +81,63 @@ export async function enqueue(client, queue, payload, options = {}) {
     optionalBoolean(options.nowait, 'nowait') ?? false,
     optionalName(options.kind, 'kind'),
     optionalInterval(options.maxWait, 'maxWait'),
-    options.dependsOn === undefined || options.dependsOn === null ? null : checkIds(options.dependsOn, 'dependsOn'),
+    optionalIds(options.dependsOn, 'dependsOn'),
     optionalName(options.onParentFailure, 'onParentFailure') ?? 'cancel',
-  ];
-  try {
-    const { rows } = await client.query(ENQUEUE, values);
-    return rows[0];
-  } catch (error) {
-    throw typed(error);
-  }
+  ]);
+  return (await withErrors(client, [enqueued]))[0];
+}
+
+/**
+ * @param {import('../index.js').Queryable} client @param {string} queue @param {readonly import('../index.js').NewJob[]} jobs
+ * @param {import('../index.js').EnqueueManyOptions} [options] @returns {Promise<any[]>}
+ */
+async function addMany(client, queue, jobs, options = {}) {
+  checkClient(client);
+  checkName(queue, 'queue');
+  if (!Array.isArray(jobs)) reject('jobs', 'an array of jobs', jobs);
+  checkOptions(options, MANY_OPTIONS, 'enqueueMany');
+  jobs.forEach((job, n) => checkOptions(job, NEW_JOB, `job ${n}`));
+  checkSchema(options.schema);
+  for (const job of jobs) await validated(options.schema, job.kind, job.payload);
+  if (jobs.length === 0) return [];
+  /** A member of all jobs. @param {(job: any, what: (name: string) => string) => unknown} of */
+  const all = (of) => jobs.map((job, n) => of(job, (name) => `${name} of job ${n}`));
+  return withErrors(client, await rows(client, ENQUEUE_MANY, [
+    queue,
+    all((job, what) => json(job.payload, what('payload'))),
+    all((job, what) => optionalKey(job.key, what('key'))),
+    all((job, what) => optionalTime(job.runAt, what('runAt'))),
+    all((job, what) => optionalInteger(job.priority, what('priority')) ?? defaultPriority),
+    all((job, what) => optionalKey(job.groupKey, what('groupKey'))),
+    all((job, what) => optionalInterval(job.delay, what('delay'))),
+    all((job, what) => optionalInteger(job.maxAttempts, what('maxAttempts'))),
+    all((job, what) => {
+      const headers = inject(optionalObject(job.headers, what('headers')));
+      return headers && json(headers, what('headers'));
+    }),
+    all((job, what) => optionalInterval(job.expiresIn, what('expiresIn'))),
+    all((job, what) => optionalInterval(job.keyTtl, what('keyTtl'))),
+    optionalName(options.onDuplicate, 'onDuplicate') ?? 'keep',
+    optionalBoolean(options.nowait, 'nowait') ?? false,
+    all((job, what) => optionalName(job.kind, what('kind'))),
+    optionalInterval(options.maxWait, 'maxWait'),
+    optionalIds(options.dependsOn, 'dependsOn'),
+    optionalName(options.onParentFailure, 'onParentFailure') ?? 'cancel',
+  ]));
+}
+
+// Their types depend on the queue, which an implementation cannot express.
+export const enqueue = /** @type {typeof import('../index.js').enqueue} */ (/** @type {unknown} */ (add));
+export const enqueueMany = /** @type {typeof import('../index.js').enqueueMany} */ (/** @type {unknown} */ (addMany));
+
+/** @param {unknown} ids @param {string} what */
+function optionalIds(ids, what) {
+  return ids === undefined || ids === null ? null : checkIds(ids, what);
+}
+
+/** Adds the error to each duplicate of a dead job. @param {import('../index.js').Queryable} client @param {any[]} enqueued @returns {Promise<any[]>} */
+export async function withErrors(client, enqueued) {
+  const dead = enqueued.filter(({ outcome, status }) => outcome === 'duplicate' && status === 'dead').map(({ id }) => id);
+  const errors = new Map(dead.length === 0 ? [] : (await rows(client, LAST_ERRORS, [dead])).map(({ id, error }) => [id, error]));
+  return enqueued.map((each) => ({ ...each, error: errors.get(each.id) ?? null }));
 }

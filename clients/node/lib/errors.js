@@ -48,7 +48,7 @@ export function sqlstate(error) {
 }
 
 /** Reads a property of an error. The error may be of any class, so that can throw as well. @template T @param {() => T} what @returns {T | undefined} */
-function read(what) {
+export function read(what) {
   try {
     return what();
   } catch {
@@ -182,7 +182,7 @@ function causesOf(error) {
  * Calls see once with an error and once with each of its causes, the outermost first.
  * @param {unknown} error @param {(error: unknown, word: string) => void} see
  */
-function walk(error, see) {
+export function walk(error, see) {
   /** @type {Set<unknown>} */
   const seen = new Set();
   const visit = (/** @type {unknown} */ each, /** @type {string} */ word, /** @type {number} */ depth) => {
@@ -208,6 +208,15 @@ export function textOf(error) {
     else text = `${causes++ === 0 ? text.slice(0, maxBeforeCause) : text}; ${word} ${own.slice(0, maxCauseLength)}`;
   });
   return text.replaceAll('\0', '').slice(0, maxTextLength);
+}
+
+/**
+ * What is the same in errors with the same cause: class, SQLSTATE, and text without values.
+ * @param {unknown} error @returns {string}
+ */
+export function fingerprint(error) {
+  const text = textOf(error).slice(0, 2000).replace(/"[^"]*"|'[^']*'|\b[0-9a-f]{8,}\b|\d+/gi, '?');
+  return `${read(() => (error instanceof Error ? typeOf(error) : typeof error))} ${sqlstate(error)} ${text}`;
 }
 
 /** The machine-readable form of an error, for `details` of idemq.attempts. @param {unknown} error @returns {string} */

@@ -1,8 +1,7 @@
 // Functions beyond a single job: events, topics, ordered logs, graphs and their progress, cancelling many jobs, and waiting for results.
 
 import { checkClient, checkId, checkIds, checkName, optionalInteger, optionalInterval, optionalKey, optionalName, optionalObject, optionalTime, reject } from './arguments.js';
-import { typed } from './errors.js';
-import { json } from './enqueue.js';
+import { json, rows, withErrors } from './enqueue.js';
 import { GRAPH_JOB, MATCHING, MESSAGE, PAUSE, checkOptions } from './options.js';
 import { inject } from './trace.js';
 
@@ -29,19 +28,6 @@ const CANCEL_MATCHING = `SELECT cancelled::text, locked::text
 const PAUSE_GROUP = 'SELECT idemq.pause($1::text, until => $2::timestamptz, group_key => $3::text)';
 const RESUME_GROUP = 'SELECT idemq.resume($1::text, group_key => $2::text)';
 const WAIT_RESULTS = 'CALL idemq.wait_results($1::bigint[], $2::interval)';
-
-/**
- * @param {import('../index.js').Queryable} client @param {string} text @param {unknown[]} values
- * @returns {Promise<any[]>}
- */
-export async function rows(client, text, values) {
-  checkClient(client);
-  try {
-    return (await client.query(text, values)).rows;
-  } catch (error) {
-    throw typed(error);
-  }
-}
 
 /** @param {import('../index.js').MessageOptions} options */
 function common(options) {
@@ -81,8 +67,8 @@ export async function enqueueSequenced(client, queue, producer, seq, payload, op
   checkName(producer, 'producer');
   if (typeof seq !== 'bigint' && !Number.isSafeInteger(seq) && !(typeof seq === 'string' && /^-?\d+$/.test(seq))) reject('seq', 'an integer, or a string of digits', seq);
   checkOptions(options, MESSAGE, 'enqueueSequenced');
-  const [enqueued] = await rows(client, ENQUEUE_SEQUENCED, [...common(options), queue, producer, `${seq}`, json(payload, 'payload')]);
-  return enqueued;
+  const enqueued = await rows(client, ENQUEUE_SEQUENCED, [...common(options), queue, producer, `${seq}`, json(payload, 'payload')]);
+  return (await withErrors(client, enqueued))[0];
 }
 
 /** @type {typeof import('../index.js').enqueueGraph} */

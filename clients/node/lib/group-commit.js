@@ -20,7 +20,7 @@ export class GroupCommit {
   #committing = 0;
 
   /**
-   * @param {import('./worker.js').Context} worker
+   * @param {import('./consumer.js').Consumer} worker
    * @param {(done: Done, error: unknown, link: Link) => Promise<string | null | undefined>} refused called if the server refuses a result: returns
    *   another result, or undefined if it has ended the attempt
    * @param {Link[]} [links] two links used only for completing jobs; without them, the links of the attempts are used

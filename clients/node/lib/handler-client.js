@@ -2,8 +2,12 @@
 //
 // Its transaction begins at the first use: the first statement, cursor or COPY waits for BEGIN and the lock of the job.  Statements that
 // would end the transaction are refused.  So is everything after the handler has ended, or after the lease has expired before the job was locked.
+//
+// Before the first use, the calls of job (steps, checkpoints, events) are committed by themselves on the same session.  So a job never needs a
+// second connection, and a step that waits for a lock or a standby delays no heartbeat.
 
 import { AsyncLocalStorage } from 'node:async_hooks';
+import { broken } from './connection.js';
 
 /** Milliseconds after the end of its handler in which code that was not awaited may continue to read a cursor. */
 const halfReadTimeout = 1000;
@@ -12,6 +16,9 @@ const currentSavepoint = new AsyncLocalStorage();
 const ENDS_TRANSACTION = /^(?:\s|;|--[^\n]*(?:\n|$)|\/\*[^]*?\*\/)*(begin|start\s+transaction|commit|end|abort|prepare\s+transaction|rollback(?!\s+(?:work\s+|transaction\s+)?to\b))\b/i;
 
 /** @typedef {import('./connection.js').Session} Session */
+
+/** Ends a batch, because one of its jobs must run alone. */
+export class BatchEnded extends Error {}
 
 /**
  * The transaction of some jobs on one session. It begins at its first use, or has begun when it is created.
@@ -29,15 +36,34 @@ export class HandlerTransaction {
   ending = false;
   /** Cursors of the handlers. A cursor that is only partly read never ends. @type {Set<{ state?: string }>} */
   cursors = new Set();
+  /** Whether the handlers have ended. */
+  over = false;
+  /** The first mistake of the handler, after which its attempt fails even if it has caught the error. @type {Error | undefined} */
+  misuse;
+  /** Number of statements that are committed by themselves, and of those that have not been answered. */
+  apartCalls = 0;
+  asking = 0;
+  /** When those have been answered. @type {Promise<void>} */
+  #asked = Promise.resolve();
+  /** Calls of job that the handler must await before it uses its client. @type {string[]} */
+  #calls = [];
 
   /**
-   * @param {Session} session @param {() => Promise<void>} begin
-   * @param {boolean} begun whether the session is already in this transaction
+   * @param {Session} session @param {import('./job.js').Attempt[]} jobs
+   * @param {{ begin: () => Promise<void>, begun: boolean, control: import('./connection.js').Link }} of begin: begins the transaction; begun: whether
+   *   the session is already in it; control: the worker's link, used if the session is lost
    */
-  constructor(session, begin, begun) {
+  constructor(session, jobs, { begin, begun, control }) {
     this.session = session;
+    this.jobs = jobs;
     this.begun = begun;
     this.start = begin;
+    this.control = control;
+  }
+
+  /** Whether calls of job belong to this transaction: the handler has used its client, or shares the transaction with others. */
+  get used() {
+    return this.usedAt !== undefined || this.jobs.length > 1;
   }
 
   /** Whether there is anything to commit or roll back. */
@@ -48,7 +74,7 @@ export class HandlerTransaction {
   /** Begins the transaction, once. @returns {Promise<void>} */
   begin() {
     if (this.begun) return Promise.resolve();
-    return (this.#beginning ??= this.start().then(
+    return (this.#beginning ??= this.#asked.then(this.start).then(
       () => {
         this.begun = true;
       },
@@ -60,13 +86,85 @@ export class HandlerTransaction {
   }
 
   /**
+   * Calls fn with a function that runs statements, each committed by itself. Throws after the first use, and in a batch.
+   * @template T @param {string} what @param {(ask: import('./job.js').Ask) => Promise<T>} fn @returns {Promise<T>}
+   */
+  async apart(what, fn) {
+    this.refuseApart(what);
+    this.#calls.push(what);
+    try {
+      return await fn(this.ask);
+    } finally {
+      this.#calls.splice(this.#calls.indexOf(what), 1);
+    }
+  }
+
+  /** Throws if the handler has used its client, and if other jobs share its transaction, which then run alone. @param {string} what */
+  refuseApart(what) {
+    if (this.jobs.length > 1) throw (this.misuse = new BatchEnded(`job.${what} was called`));
+    if (this.usedAt === undefined) return;
+    throw (this.misuse ??= new Error(
+      `job.${what} is not available after the handler has used its connection, because the transaction that completes the job has begun. ` +
+        'Call it before the first statement, or save a checkpoint in the transaction with job.saveCheckpoint(data, client)',
+    ));
+  }
+
+  /** The error of a use while a call of job is under way. @returns {Error | undefined} */
+  get refusal() {
+    const [what] = this.#calls;
+    if (!what) return undefined;
+    return (this.misuse ??= new Error(`the handler's connection was used while job.${what} was under way; use it after the ${what === 'step' ? 'step' : 'call'} has returned`));
+  }
+
+  /** Runs a statement that is committed by itself, after the one before it. @type {import('./job.js').Ask} */
+  ask = async (...statement) => {
+    const own = !this.used && !this.over;
+    if (own) void this.unlock();
+    const answer = this.#asked.then(() => this.#ask(own, statement));
+    this.#asked = answer.then(() => {}, () => {});
+    this.apartCalls++;
+    this.asking++;
+    try {
+      return await answer;
+    } finally {
+      this.asking--;
+    }
+  };
+
+  /** @param {boolean} own whether to use the session, if it is still there @param {Parameters<import('./job.js').Ask>} statement */
+  async #ask(own, statement) {
+    const { session } = this;
+    if (own && !session.gone) {
+      try {
+        return (await session.query(...statement)).rows;
+      } catch (error) {
+        if (!broken(error, session)) throw error;
+      }
+    }
+    return (await this.control.answer(...statement)).rows;
+  }
+
+  /** Rolls back a transaction that the worker has begun and the handler has not used, because it has locked the job. */
+  unlock() {
+    if (this.touched && !this.used) {
+      this.begun = false;
+      this.#beginning = undefined;
+      for (const attempt of this.jobs) attempt.unlocked = true;
+      // If this fails, the session is gone.
+      this.#asked = this.#asked.then(() => this.session.query('ROLLBACK')).then(() => {}, () => {});
+    }
+    return this.#asked;
+  }
+
+  /**
    * Waits until all statements have been answered.
    * @returns {Promise<void>}
    */
   async drained() {
-    if (this.waiting === 0 && !this.session.busy) return;
-    while (this.waiting > 0 || (this.session.busy && !this.session.gone)) {
-      await this.begin().catch(() => {});
+    if (this.waiting === 0 && !this.session.busy && this.asking === 0) return;
+    while (this.waiting > 0 || (this.session.busy && !this.session.gone) || this.asking > 0) {
+      await this.#asked;
+      if (this.waiting > 0) await this.begin().catch(() => {});
       await this.session.drained(this.cursors.size > 0 ? halfReadTimeout : undefined);
       if (this.session.busy && [...this.cursors].some(({ state }) => state === 'idle')) throw new Error('the handler left a cursor partly read; read it to the end, or close it');
     }
@@ -97,7 +195,7 @@ export function handlerClient(handlerTransaction, refusal) {
       use();
       return;
     }
-    const refused = refusal() ?? refuseControl(text);
+    const refused = refusal() ?? handlerTransaction.refusal ?? refuseControl(text);
     if (refused) {
       process.nextTick(fail, refused);
       return;

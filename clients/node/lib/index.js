@@ -2,10 +2,13 @@
 
 export { ClusterWorker } from './cluster.js';
 export { ensureHandler, ensureQueue, ensureTopic } from './declare.js';
-export { enqueue } from './enqueue.js';
+export { enqueue, enqueueMany } from './enqueue.js';
 export { finishedJobs } from './finished.js';
 export { cancelMany, cancelMatching, enqueueGraph, enqueueSequenced, flow, pauseGroup, publish, resumeGroup, sendEvent, waitResults } from './flows.js';
 export { createPool } from './pool.js';
+export { Inside, Kind, Outside } from './handlers.js';
+export { cancel, job, pause, reschedule, result, resume, retry, schedule, unschedule, why } from './manage.js';
+export { advanceClock, assertEnqueued, makeDue } from './testing.js';
 export { Worker, drain } from './worker.js';
 export {
   AlreadyCommitted,

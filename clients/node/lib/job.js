@@ -1,6 +1,6 @@
 // An attempt: the job that its handler gets, and its time limit.
 
-import { checkId, checkIds, checkName, optionalInterval } from './arguments.js';
+import { checkClient, checkId, checkIds, checkName, optionalInterval } from './arguments.js';
 import { Cancelled, Snooze, Waiting, typed } from './errors.js';
 import { json } from './enqueue.js';
 import { finishedResult } from './handlers.js';
@@ -43,7 +43,7 @@ export class Job {
     /** @type {string | null} */
     this.kind = row.kind;
     /** @type {any} */
-    this.state = row.checkpoint;
+    this.checkpoint = row.checkpoint;
     /** @type {Date} */
     this.enqueuedAt = row.enqueued_at;
   }
@@ -58,48 +58,58 @@ export class Job {
     return this.#attempt.signal;
   }
 
-  /**
-   * Stores data for the next attempt, which finds it in `state`.
-   * @param {unknown} data
-   */
-  async checkpoint(data) {
-    const link = this.#attempt.outside('checkpoint');
+  /** @type {import('../index.js').Job['saveCheckpoint']} */
+  async saveCheckpoint(data, client) {
+    if (client !== undefined && client !== null) checkClient(client);
     const text = json(data, 'the checkpoint');
+    const values = [this.id, this.token, text];
     try {
-      await link.answer(CHECKPOINT, [this.id, this.token, text]);
+      if (client) await this.#attempt.within('saveCheckpoint', client, (own) => own.query(CHECKPOINT, values));
+      else await this.#attempt.apart('saveCheckpoint', (ask) => ask(CHECKPOINT, values));
     } catch (error) {
       throw typed(error);
     }
-    this.state = JSON.parse(text);
+    this.checkpoint = JSON.parse(text);
+    if (!client) this.#attempt.stored = text;
   }
 
   /** @type {import('../index.js').Job['awaitEvent']} */
   async awaitEvent(name, timeout) {
+    const attempt = this.#attempt;
     const values = [this.id, this.token, checkName(name, 'name'), optionalInterval(timeout, 'timeout')];
-    const [{ outcome, payload }] = await this.#attempt.ask('awaitEvent', AWAIT_EVENT, values);
-    if (outcome === 'waiting') throw (this.#attempt.waiting = new Waiting(name, timeout));
-    if (outcome === 'arrived') this.#attempt.arrived.push({ name, timeout });
+    const undone = !!attempt.transaction?.used; // with the handler's transaction, unless that commits
+    const [{ outcome, payload }] = await attempt.ask(AWAIT_EVENT, values);
+    if (outcome === 'waiting') {
+      attempt.released = !undone;
+      throw (attempt.waiting = new Waiting(name, timeout));
+    }
+    if (outcome === 'arrived' && undone) attempt.arrived.push({ name, timeout });
     return { arrived: outcome === 'arrived', payload };
   }
 
   /** @type {import('../index.js').Job['addParents']} */
   async addParents(child, parents) {
     const values = [checkId(child, 'child'), checkIds(parents, 'parents'), this.id, this.token];
-    const locked = (await this.#attempt.ask('addParents', ADD_PARENTS, values)).filter(({ outcome }) => outcome === 'locked').map(({ id }) => id);
+    const locked = (await this.#attempt.ask(ADD_PARENTS, values, true)).filter(({ outcome }) => outcome === 'locked').map(({ id }) => id);
     // If this attempt went on and completed, the child would start without these parents.
     if (locked.length) throw new Snooze('1 s', `parents could not be added because another transaction is using them: ${locked.slice(0, 10).join(', ')}`);
   }
 
   /** @type {import('../index.js').Job['parents']} */
   async parents() {
-    return this.#attempt.ask('parents', PARENTS, [this.id]);
+    return this.#attempt.ask(PARENTS, [this.id]);
   }
 
   /** @type {import('../index.js').Job['step']} */
   step(name, call, options = {}) {
-    return step(this, this.#attempt.outside('step'), name, call, options, (text) => this.#attempt.warn(`idemq: ${this.#attempt.name}: ${text}`));
+    const warn = (/** @type {string} */ text) => this.#attempt.warn(`idemq: ${this.#attempt.name}: ${text}`);
+    const answer = this.#attempt.apart('step', (ask) => step(this, ask, name, call, options, warn));
+    answer.catch(() => {}); // of a step that is not awaited
+    return answer;
   }
 }
+
+/** Runs a statement and returns its rows. @typedef {(text: string, values: unknown[], types?: any) => Promise<any[]>} Ask */
 
 /** An attempt, from its claim to its end. */
 export class Attempt {
@@ -112,6 +122,7 @@ export class Attempt {
   /** @type {((ms: number) => void) | undefined} */
   #abandonIn;
   #notice;
+  #timeoutName;
   /** Why the handler must stop. @type {Cancelled['why'] | undefined} */
   why;
   /** The reason of its signal. @type {Cancelled | undefined} */
@@ -119,10 +130,15 @@ export class Attempt {
   /** Whether the handler was abandoned because it did not end in time, and whether it has ended since. */
   abandoned = false;
   ended = false;
-  /** The client of a handler that has a transaction. @type {import('pg').ClientBase | undefined} */
+  /** The client of a handler that has a transaction, and the transaction. @type {import('pg').ClientBase | undefined} */
   client;
-  /** The Waiting that was thrown in the handler, if it waits for an event. @type {Waiting | undefined} */
+  /** @type {import('./handler-client.js').HandlerTransaction | undefined} */
+  transaction;
+  /** The Waiting that was thrown in the handler, if it waits for an event, and whether the job has already been released to wait. @type {Waiting | undefined} */
   waiting;
+  released = false;
+  /** The latest checkpoint that is not undone with the handler's transaction, as JSON. @type {string | undefined} */
+  stored;
   /** Events that the handler has received. @type {{ name: string, timeout: import('../index.js').Interval }[]} */
   arrived = [];
   /** Whether its commit was sent, and may have taken effect. */
@@ -138,19 +154,26 @@ export class Attempt {
 
   /**
    * @param {any} row of a claim @param {string} queue
-   * @param {{ asked: number, lease: number, timeout: number, ofQueue?: boolean, link?: import('./connection.js').Link, warn?: (text: string) => void }} of
-   *   asked: when the claim was sent; lease, timeout: milliseconds; ofQueue: whether the timeout is the queue's job_timeout, at which the
-   *   server takes the job back; link: for checkpoints and steps of outside handlers
+   * @param {{
+   *   asked: number, lease: number, timeout: number, ofQueue?: boolean, ofKind?: number, strict?: boolean,
+   *   link?: import('./connection.js').Link, warn?: (text: string) => void,
+   * }} of asked: when the claim was sent; lease, timeout: milliseconds; ofQueue: whether the timeout is the queue's
+   *   job_timeout, at which the server takes the job back; ofKind: the timeout of its kind; strict: whether a lease that may have ended always counts as lost, because
+   *   the handler cannot lock its job; link: for checkpoints and steps of outside handlers
    */
-  constructor(row, queue, { asked, lease, timeout, ofQueue = false, link, warn = () => {} }) {
+  constructor(row, queue, { asked, lease, timeout, ofQueue = false, ofKind = Infinity, strict = false, link, warn = () => {} }) {
     this.row = row;
     this.warn = warn;
+    this.lease = lease;
+    this.strict = strict;
     this.#link = link;
     /** Time at which the lease ends, unless a heartbeat is answered before. */
     this.leaseEnds = asked + lease;
     /** Milliseconds that the handler may take to end after its time is over, so that the outcome is reported before the server takes the job back. */
     this.#notice = ofQueue ? Math.min(abandonAfter, timeout / 10) : abandonAfter;
-    this.timeout = ofQueue ? timeout - this.#notice - Math.min(1000, timeout / 10) : timeout;
+    const own = ofQueue ? timeout - this.#notice - Math.min(1000, timeout / 10) : timeout;
+    this.timeout = Math.min(own, ofKind);
+    this.#timeoutName = ofKind < own ? `timeout of kind ${row.kind ?? ''}`.trimEnd() : 'job_timeout';
     this.ends = Date.now() + this.timeout;
     this.job = new Job(row, queue, this);
   }
@@ -167,16 +190,50 @@ export class Attempt {
     return `${this.job.queue} ${this.job.id}`;
   }
 
-  /** The link for outside effects. @param {string} what @returns {import('./connection.js').Link} */
-  outside(what) {
-    if (!this.#link) throw new Error(`job.${what} is available only in runOutside; in run, a failed attempt rolls back everything that the handler did`);
-    return this.#link;
+  /** Prepares another call of the handler, in a transaction if it has one. @param {import('./handler-client.js').HandlerTransaction} transaction @param {import('pg').ClientBase} client */
+  restart(transaction, client) {
+    this.transaction = transaction;
+    this.client = client;
+    this.waiting = undefined;
+    this.released = false;
+    this.arrived = [];
+    this.unlocked = !transaction.touched;
+    // A checkpoint that was saved in a transaction that has been rolled back does not count.
+    this.job.payload = this.row.payload; // a schema may have changed it
+    this.job.checkpoint = this.stored === undefined ? this.row.checkpoint : JSON.parse(this.stored);
   }
 
-  /** Runs a statement, in the handler's transaction if it has one. @param {string} what @param {string} text @param {unknown[]} values @returns {Promise<any[]>} */
-  async ask(what, text, values) {
+  /**
+   * Calls fn with a function that runs statements, each committed by itself.
+   * @template T @param {string} what @param {(ask: Ask) => Promise<T>} fn @returns {Promise<T>}
+   */
+  async apart(what, fn) {
+    return this.transaction ? this.transaction.apart(what, fn) : fn(this.#ask);
+  }
+
+  /**
+   * Calls fn with a client of the application. The handler's own transaction must not have locked the job, unless the client is the handler's.
+   * @template T @param {string} what @param {import('../index.js').Queryable} client @param {(client: import('../index.js').Queryable) => Promise<T>} fn
+   */
+  async within(what, client, fn) {
+    if (client !== this.client) {
+      this.transaction?.refuseApart(what);
+      await this.transaction?.unlock();
+    }
+    return fn(client);
+  }
+
+  /** @type {Ask} */
+  #ask = async (...statement) => (await /** @type {import('./connection.js').Link} */ (this.#link).answer(...statement)).rows;
+
+  /**
+   * Runs a statement, in the handler's transaction if it has used that, or if this is a use of it.
+   * @param {string} text @param {unknown[]} values @param {boolean} [use] @returns {Promise<any[]>}
+   */
+  async ask(text, values, use = false) {
     try {
-      return (await (this.client ? this.client.query(text, values) : this.outside(what).answer(text, values))).rows;
+      if (this.transaction && (use || this.transaction.used)) return (await /** @type {import('pg').ClientBase} */ (this.client).query(text, values)).rows;
+      return await (this.transaction?.ask(text, values) ?? this.#ask(text, values));
     } catch (error) {
       throw typed(error);
     }
@@ -201,7 +258,7 @@ export class Attempt {
     }
     this.why = why;
     const seconds = this.timeout / 1000;
-    this.reason = new Cancelled(why, { lease: 'the lease was lost', timeout: `stopped after ${seconds} s (job_timeout)`, drain: 'the worker is stopping' }[why]);
+    this.reason = new Cancelled(why, { lease: 'the lease was lost', timeout: `stopped after ${seconds} s (${this.#timeoutName})`, drain: 'the worker is stopping' }[why]);
     this.#controller?.abort(this.reason);
     this.#onCancel?.();
   }

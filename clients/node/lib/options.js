@@ -8,9 +8,22 @@ export const MESSAGE = { delay: true, runAt: true, priority: true, groupKey: tru
 /** @type {Names<import('../index.js').EnqueueOptions>} */
 export const ENQUEUE = {
   ...MESSAGE, key: true, keyTtl: true, onDuplicate: true, nowait: true, maxWait: true, dependsOn: true, onParentFailure: true,
+  schema: true,
 };
 
-const { nowait: _, ...member } = ENQUEUE;
+/** @type {Names<import('../index.js').NewJob>} */
+export const NEW_JOB = { ...MESSAGE, payload: true, key: true, keyTtl: true };
+/** @type {Names<import('../index.js').EnqueueManyOptions>} */
+export const ENQUEUE_MANY = { onDuplicate: true, nowait: true, maxWait: true, dependsOn: true, onParentFailure: true, schema: true };
+
+/** @type {Names<import('../index.js').ScheduleOptions>} */
+export const SCHEDULE = { timeZone: true, priority: true, groupKey: true, maxAttempts: true, headers: true, expiresIn: true, kind: true };
+/** @type {Names<import('../index.js').RescheduleOptions>} */
+export const RESCHEDULE = { runAt: true, priority: true };
+/** @type {Names<import('../index.js').ExpectedJob>} */
+export const EXPECTED_JOB = { payload: true, key: true, kind: true, times: true };
+
+const { nowait: _, schema: __, ...member } = ENQUEUE;
 /** @type {Names<import('../index.js').GraphJob>} */
 export const GRAPH_JOB = { ...member, queue: true, payload: true };
 
@@ -38,19 +51,24 @@ export const FINISHED_JOBS = { signal: true, logger: true };
 /** @type {Names<import('../index.js').StepOptions>} */
 export const STEP = { request: true, callTimeout: true, ask: true };
 
-/** @type {Names<Omit<import('../index.js').WorkerOptions, 'waitConnection'>>} */
-const shared = {
-  name: true, concurrency: true, batch: true, lease: true, timeout: true, grace: true, attach: true, signals: true, unknownKind: true, logger: true,
-  hooks: true,
-};
+/** @type {Names<import('../index.js').OutsideOptions>} */
+export const OUTSIDE = { concurrency: true, lease: true, timeout: true, attach: true, unknownKind: true, neverRetry: true, schema: true };
+/** @type {Names<import('../index.js').InsideOptions>} */
+export const INSIDE = { ...OUTSIDE, batch: true };
+/** @type {Names<import('../index.js').KindOptions>} */
+export const KIND = { timeout: true, backoff: true };
+/** @type {Names<Omit<import('../index.js').QueuesWorkerOptions, 'waitConnection' | 'giveUpAfter'>>} */
+const shared = { name: true, grace: true, signals: true, logger: true, hooks: true };
+/** @type {Names<import('../index.js').QueuesWorkerOptions>} */
+export const QUEUES_WORKER = { ...shared, waitConnection: true, giveUpAfter: true };
 /** @type {Names<import('../index.js').WorkerOptions>} */
-export const WORKER = { ...shared, waitConnection: true };
+export const WORKER = { ...QUEUES_WORKER, ...INSIDE };
 
 /** @type {Names<import('../index.js').Hooks>} */
 export const HOOKS = { around: true, failed: true, started: true, stopped: true };
 
 /** @type {Names<import('../index.js').ClusterWorkerOptions>} */
-export const CLUSTER_WORKER = { ...shared, home: true, roam: true, shardPlace: true };
+export const CLUSTER_WORKER = { ...shared, ...INSIDE, home: true, roam: true, shardPlace: true };
 
 /**
  * Throws for unknown options, and suggests the likely name.

@@ -1,4 +1,4 @@
-// Worker.runOutside, for handlers with effects outside the database.
+// Outside and Worker.runOutside, for handlers with effects outside the database.
 
 import { Link } from './connection.js';
 import { json } from './enqueue.js';
@@ -10,23 +10,40 @@ const maxLinks = 4;
 
 /** @typedef {import('./job.js').Attempt} Attempt */
 
-export class Outside {
+/** The links of all queues of a worker. Each is opened when it is first needed. */
+export class OutsideLinks {
   #turn = 0;
 
-  /** @param {import('./worker.js').Context} worker @param {import('../index.js').OutsideHandler} handler */
-  constructor(worker, handler) {
+  /** @param {import('./connection.js').Server} server @param {number} concurrency of these queues together */
+  constructor(server, concurrency) {
+    /** For commits: one, or two if there are many. */
+    this.commits = [new Link(server), new Link(server)];
+    /** For checkpoints, steps and failures, which may wait for a lock. Heartbeats use another link, so they are not delayed. */
+    this.others = Array.from({ length: Math.min(concurrency, maxLinks) }, () => new Link(server));
+  }
+
+  /** The link for the next attempt. @returns {Link} */
+  next() {
+    return this.others[this.#turn++ % this.others.length];
+  }
+
+  async end() {
+    await Promise.all([...this.commits, ...this.others].map((link) => link.end()));
+  }
+}
+
+export class OutsideAttempts {
+  /** @param {import('./consumer.js').Consumer} worker @param {import('../index.js').OutsideHandler} handler @param {OutsideLinks} links */
+  constructor(worker, handler, links) {
     this.worker = worker;
     this.handler = handler;
-    /** Links for commits: one, or two if there are many. */
-    this.commitLinks = [new Link(worker.server), new Link(worker.server)];
-    this.groupCommit = new GroupCommit(worker, async ({ attempt }, error) => this.#without(attempt, error), [...this.commitLinks]);
-    /** Links for checkpoints, steps and failures, which may wait for a lock. Heartbeats use another link, so they are not delayed. */
-    this.links = Array.from({ length: Math.min(worker.concurrency, maxLinks) }, () => new Link(worker.server));
+    this.links = links;
+    this.groupCommit = new GroupCommit(worker, async ({ attempt }, error) => this.#without(attempt, error), [...links.commits]);
   }
 
   /** The link for outside effects. @returns {Link} */
   link() {
-    return this.links[this.#turn++ % this.links.length];
+    return this.links.next();
   }
 
   /** A slot for consecutive attempts. None is needed here. */
@@ -69,9 +86,5 @@ export class Outside {
   #without(attempt, error) {
     this.worker.logger.warn(`idemq: ${attempt.name}: committed without a result, because of an error: ${textOf(error)}`);
     return null;
-  }
-
-  async end() {
-    await Promise.all([...this.commitLinks, ...this.links].map((link) => link.end()));
   }
 }

@@ -1,11 +1,12 @@
 // Ends an attempt whose handler has thrown.
 
+import { isServerLost } from './connection.js';
 import { Cancelled, Dead, HoldBack, RetryLater, Snooze, Waiting, detailsOf, interval, sqlstate, textOf } from './errors.js';
-import { AWAIT_EVENT, BECAME, FAIL, GIVE_BACK, HOLD_BACK, RELEASE } from './statements.js';
+import { AWAIT_EVENT, BECAME, FAIL, GIVE_BACK, GIVE_BACK_LOST, HOLD_BACK, RELEASE } from './statements.js';
 
 /**
  * Reports the outcome of an attempt to the server: failed, retry later, dead, or released.
- * @param {import('./worker.js').Context} worker @param {import('./connection.js').Link} link
+ * @param {import('./consumer.js').Consumer} worker @param {import('./connection.js').Link} link
  * @param {import('./job.js').Attempt} attempt @param {unknown} error what the handler threw
  */
 export async function settle(worker, link, attempt, error) {
@@ -31,17 +32,20 @@ export async function settle(worker, link, attempt, error) {
       } else if (error instanceof Snooze || (error instanceof Cancelled && error.why !== 'timeout')) {
         const delay = error instanceof Snooze && delayOf(error) !== 0 ? interval(delayOf(error)) : null;
         answer = await link.answer(RELEASE, [id, token, delay]);
+      } else if (attempt.strict && !own && isServerLost(error, worker.server, attempt.ends - attempt.timeout)) {
+        answer = await link.answer(GIVE_BACK_LOST, [id, token, text, detailsOf(error)]);
+        failed = answer.rows[0].outcome !== 'released';
       } else {
         failed = true;
-        const delay = error instanceof RetryLater ? interval(delayOf(error)) : null;
-        answer = await link.answer(FAIL, [id, token, text, delay, error instanceof Dead, detailsOf(error)]);
+        const delay = error instanceof RetryLater ? interval(delayOf(error)) : worker.way.kind(attempt.job.kind)?.delayAfter(attempt.job.attempt) ?? null;
+        answer = await link.answer(FAIL, [id, token, text, delay, error instanceof Dead || (!own && worker.way.isFinal(error)), detailsOf(error)]);
       }
     } catch (refused) {
       // The delay is invalid, or the server's encoding lacks a character.
       if (!(refused instanceof TypeError) && !sqlstate(refused).startsWith('22')) throw refused;
       failed = true;
       const both = `${text} (and: ${textOf(refused)})`.replace(/[^\n -~]/g, '?');
-      answer = await link.answer(FAIL, [id, token, both, null, error instanceof Dead, null]);
+      answer = await link.answer(FAIL, [id, token, both, null, error instanceof Dead || (!own && worker.way.isFinal(error)), null]);
     }
     const [{ outcome }] = answer.rows;
     // Cancelled: an open transaction is cancelling the job. If it is rolled back, the attempt ends as released.
@@ -58,7 +62,7 @@ export async function settle(worker, link, attempt, error) {
  * Ends an attempt that the server calls stale or does not know. It asks for the state of the job, so that the true outcome is counted, logged
  * and reported. The lease may have been lost to another attempt; the job may be dead or cancelled, without another attempt; or it may
  * have been completed by a COMMIT whose answer was lost.
- * @param {import('./worker.js').Context} worker @param {import('./connection.js').Link} link @param {import('./job.js').Attempt} attempt
+ * @param {import('./consumer.js').Consumer} worker @param {import('./connection.js').Link} link @param {import('./job.js').Attempt} attempt
  * @param {string} outcome @param {unknown} [error] of an attempt that has failed @param {string} [text] its text
  */
 export async function endStale(worker, link, attempt, outcome, error, text) {

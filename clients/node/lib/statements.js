@@ -11,8 +11,10 @@ const CLAIM_OPTIONS = 'lease => $6::interval, worker => $7::text, attach => $8::
 const PAIRS = 'SELECT id::text, token::text, outcome::text FROM';
 
 export const WAIT = 'CALL idemq.wait($1::text, $2::interval)';
+export const WAIT_ANY = 'CALL idemq.wait_any($1::text[], $2::interval)';
 export const END_WAIT = "SELECT outcome::text FROM idemq.heartbeat_many('{}', '{}', NULL, end_waits => ARRAY[$1::int])";
-export const HEARTBEAT = `${PAIRS} idemq.heartbeat_many($1::bigint[], $2::bigint[], $3::interval, end_waits => '{}')`;
+// Each lease keeps its length.
+export const HEARTBEAT = `${PAIRS} idemq.heartbeat_many($1::bigint[], $2::bigint[], NULL, end_waits => '{}')`;
 
 // Statements for messages (pipeline.js), with their names on a session that belongs to the worker.
 export const CLAIM = {
@@ -44,6 +46,10 @@ export const RELEASE = 'SELECT idemq.release($1::bigint, $2::bigint, $3::interva
 export const GIVE_BACK = `SELECT (CASE WHEN (SELECT count(*) FROM (SELECT a.outcome FROM idemq.attempts a WHERE a.job_id = $1::bigint ORDER BY a.token DESC LIMIT 100) l
       WHERE l.outcome = 'released') < 100 THEN idemq.release($1::bigint, $2::bigint, $3::interval)
     ELSE idemq.fail($1::bigint, $2::bigint, $4::text, retry_in => $3::interval) END)::text AS outcome`;
+// Ends an attempt that has lost its connection to the server. The first three such attempts in a row do not count.
+export const GIVE_BACK_LOST = `SELECT (CASE WHEN (SELECT count(*) FROM (SELECT a.outcome FROM idemq.attempts a WHERE a.job_id = $1::bigint ORDER BY a.token DESC LIMIT 3) l
+      WHERE l.outcome = 'released') < 3 THEN idemq.release($1::bigint, $2::bigint, '1 s')
+    ELSE idemq.fail($1::bigint, $2::bigint, $3::text, details => $4::jsonb) END)::text AS outcome`;
 // Holds back, then ends the attempt, in one transaction.
 export const HOLD_BACK = `WITH held AS MATERIALIZED (SELECT idemq.hold_back($1::bigint, $2::bigint,
     least($3::interval, (SELECT nullif(q.max_hold_back, '0') FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE j.id = $1::bigint)), scope => $5::text))
@@ -51,7 +57,7 @@ export const HOLD_BACK = `WITH held AS MATERIALIZED (SELECT idemq.hold_back($1::
 export const RELEASE_MANY = `${PAIRS} idemq.release_many($1::bigint[], $2::bigint[])`;
 export const CHECKPOINT = 'SELECT idemq.checkpoint($1::bigint, $2::bigint, $3::jsonb)';
 export const BEGIN_STEP = 'CALL idemq.begin_step($1::bigint, $2::bigint, $3::text, $4::jsonb, $5::interval)';
-export const FINISH_STEP = 'SELECT idemq.finish_step($1::bigint, $2::bigint, $3::text, $4::jsonb) AS response';
+export const FINISH_STEP = 'SELECT idemq.finish_step($1::bigint, $2::bigint, $3::text, $4::jsonb) AS response, idemq.validate($1::bigint, $2::bigint)::text AS standing';
 export const REFUSE_STEP = 'SELECT idemq.refuse_step($1::bigint, $2::bigint, $3::text, $4::text)';
 
 export const AWAIT_EVENT = 'SELECT outcome, payload FROM idemq.await_event($1::bigint, $2::bigint, $3::text, $4::interval)';
@@ -72,9 +78,9 @@ export const PARENTS = 'SELECT parent::text AS id, queue, status::text, result F
 export const REPORT_WORKER = `SELECT pg_catalog.set_config('synchronous_commit', 'off', true), idemq.report_worker($1::uuid, $2::text, $3::text[], program => $4::text, version => $5::text, host => $6::text,
   concurrency => $7::int, running => $8::bigint[], done => $9::bigint, stopping => $10::bool, end_waits => $11::int[])`;
 
-export const SETTINGS = `SELECT (1000 * extract(epoch FROM coalesce($2::interval, lease)))::text AS lease,
-    (1000 * extract(epoch FROM job_timeout))::text AS timeout
-  FROM idemq.queues WHERE name = $1::text`;
+export const SETTINGS = `SELECT q.name, (1000 * extract(epoch FROM coalesce(w.lease, q.lease)))::text AS lease,
+    (1000 * extract(epoch FROM q.job_timeout))::text AS timeout
+  FROM ROWS FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::interval[])) AS w (name, lease) JOIN idemq.queues AS q USING (name)`;
 
 /**
  * A row of a claim, as pg would return it. If a value cannot be parsed (a parser that the application has set may throw), it is null,

@@ -2,7 +2,7 @@
 
 import { checkName } from './arguments.js';
 import { json } from './enqueue.js';
-import { Dead, Refused, Snooze, interval, sqlstate, textOf, typed } from './errors.js';
+import { Dead, Refused, Snooze, StaleToken, interval, sqlstate, textOf, typed } from './errors.js';
 import { checkCallable, finishedResult } from './handlers.js';
 import { STEP, checkOptions } from './options.js';
 import { pg } from './packages.js';
@@ -18,11 +18,11 @@ const uninterpreted = {
 
 /**
  * Calls another system, unless the call is known to have been performed.
- * @param {import('./job.js').Job} job @param {import('./connection.js').Link} link @param {string} name
+ * @param {import('./job.js').Job} job @param {import('./job.js').Ask} run runs a statement that is committed by itself @param {string} name
  * @param {(call: import('../index.js').StepCall) => unknown} call
  * @param {import('../index.js').StepOptions} options @param {(text: string) => void} warn @returns {Promise<any>}
  */
-export async function step(job, link, name, call, options, warn) {
+export async function step(job, run, name, call, options, warn) {
   checkOptions(options, STEP, 'job.step');
   const { request = null, callTimeout = 30, ask } = options;
   checkName(name, 'name');
@@ -34,7 +34,7 @@ export async function step(job, link, name, call, options, warn) {
   let calling = false;
   try {
     // If this is repeated after a lost answer, the outcome is busy, because the server cannot know that no call was made.
-    const { rows: [begun] } = await link.answer(BEGIN_STEP, [...own, json(request, 'the request'), interval(callTimeout)], uninterpreted);
+    const [begun] = await run(BEGIN_STEP, [...own, json(request, 'the request'), interval(callTimeout)], uninterpreted);
     if (begun.outcome === 'done') return begun.response;
     // The call of a lost attempt may still arrive.
     if (begun.outcome === 'busy') throw new Snooze(begun.retry_after);
@@ -47,7 +47,7 @@ export async function step(job, link, name, call, options, warn) {
     return await finish(await limited(until, (signal) => call({ key: begun.effect_key, request, signal, until: new Date(until) })));
   } catch (error) {
     // If ask throws Dead, that says nothing about the earlier call.
-    if (error instanceof Refused || (calling && error instanceof Dead)) await link.answer(REFUSE_STEP, [...own, textOf(error)]);
+    if (error instanceof Refused || (calling && error instanceof Dead)) await run(REFUSE_STEP, [...own, textOf(error)]);
     throw typed(error);
   }
 
@@ -63,15 +63,23 @@ export async function step(job, link, name, call, options, warn) {
       refusal = error;
     }
     try {
-      const { rows } = await link.answer(FINISH_STEP, [...own, text]);
-      if (refusal === undefined) return rows[0].response;
+      const stored = await store(text);
+      if (refusal === undefined) return stored;
     } catch (error) {
       if (text === null || !/^(22|54)/.test(sqlstate(error))) throw error;
       refusal = error;
-      await link.answer(FINISH_STEP, [...own, null]);
+      await store(null);
     }
     warn(`step ${name} is done, but its response cannot be stored: ${textOf(refusal)}`);
     return response;
+  }
+
+  /** Stores a response, even if the lease was lost during the call, because the call has been performed. @param {string | null} text @returns {Promise<any>} */
+  async function store(text) {
+    const [{ response, standing }] = await run(FINISH_STEP, [...own, text]);
+    // While no other attempt has begun, only the lock of the job tells whether it can still be completed.
+    if (standing !== 'stale' && standing !== 'not_found') return response;
+    throw new StaleToken(`the answer of step ${name} arrived after the lease was lost; it is stored, and the next attempt returns it`, { code: 'IQ001' });
   }
 
   /** Calls fn with a signal that fires when the time is over, or when the job's signal fires. @param {number} end @param {(signal: AbortSignal) => unknown} fn */

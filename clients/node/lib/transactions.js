@@ -6,22 +6,24 @@
 // statements are sent again.  If a handler has not used its client, its job is completed as in runOutside.
 //
 // If the answer to COMMIT is lost, the transaction runs again, and IQ006 from assert_current shows that it was
-// committed.  If a transaction of several jobs fails, it rolls back, and each of its jobs runs alone.
+// committed.  If a transaction of several jobs fails, it rolls back, and each of its jobs runs alone.  A call of job.step in one does the same.
 
 import { Link, broken, sleep } from './connection.js';
 import { json } from './enqueue.js';
 import { sqlstate, typed } from './errors.js';
 import { GroupCommit } from './group-commit.js';
-import { HandlerTransaction, handlerClient } from './handler-client.js';
+import { BatchEnded, HandlerTransaction, handlerClient } from './handler-client.js';
 import { endStale, settle } from './settle.js';
 import { endBackend } from './silence.js';
-import { ASSERT_CURRENT, BEGIN, COMMIT_MANY, COMMIT_MANY_AND_CLAIM, COMMIT_ONE, COMMIT_ONE_AND_CLAIM, COMMIT_TRANSACTION, HOLD_CLAIMED, NO_IDLE_TIMEOUT, jobFromRow } from './statements.js';
+import { ASSERT_CURRENT, BEGIN, COMMIT_MANY, COMMIT_MANY_AND_CLAIM, COMMIT_ONE, COMMIT_ONE_AND_CLAIM, COMMIT_TRANSACTION, HOLD_CLAIMED, NO_IDLE_TIMEOUT, RELEASE_MANY, jobFromRow } from './statements.js';
 
 const maxReruns = 3;
 /** If a handler uses its client within this many milliseconds, the next job's transaction begins with its claim. */
 const quickFirstUse = 2;
 /** Milliseconds that unfinished statements of a handler that threw may take to end. */
 const leftoverTimeout = 1000;
+/** Milliseconds that jobs wait for the connection of their slot. */
+const connectTimeout = 3000;
 
 /** An answer about the job itself, after which its transaction must roll back. */
 class Settled extends Error {
@@ -52,16 +54,38 @@ class TransactionSlot {
   }
 }
 
-export class Transactions {
+/** The slots of all queues of a worker. Each has a connection, which is opened when it is first needed. */
+export class TransactionSlots {
   /** @type {TransactionSlot[]} */
   #idle = [];
   /** @type {TransactionSlot[]} */
-  #slots = [];
+  #all = [];
 
-  /** @param {import('./worker.js').Context} worker @param {import('../index.js').Handler} handler */
-  constructor(worker, handler) {
+  /** @param {import('./connection.js').Server} server */
+  constructor(server) {
+    this.server = server;
+  }
+
+  acquire() {
+    return this.#idle.pop() ?? this.#all[this.#all.push(new TransactionSlot(new Link(this.server))) - 1];
+  }
+
+  /** @param {TransactionSlot} slot */
+  release(slot) {
+    this.#idle.push(slot);
+  }
+
+  async end() {
+    await Promise.all(this.#all.map(({ link }) => link.end()));
+  }
+}
+
+export class Transactions {
+  /** @param {import('./consumer.js').Consumer} worker @param {import('../index.js').Handler} handler @param {TransactionSlots} slots */
+  constructor(worker, handler, slots) {
     this.worker = worker;
     this.handler = handler;
+    this.slots = slots;
     this.groupCommit = new GroupCommit(worker, async ({ attempt }, error, link) => {
       await settle(worker, link, attempt, error);
       return undefined;
@@ -75,16 +99,37 @@ export class Transactions {
 
   /** A slot for consecutive attempts. */
   acquire() {
-    return this.#idle.pop() ?? this.#slots[this.#slots.push(new TransactionSlot(new Link(this.worker.server))) - 1];
+    return this.slots.acquire();
   }
 
   /** @param {TransactionSlot} slot */
   release(slot) {
-    this.#idle.push(slot);
+    this.slots.release(slot);
+  }
+
+  /**
+   * Whether attempts can run in a slot. If its connection cannot be opened although the worker has one, for example because the server accepts no more of
+   * them, other workers get the jobs. The slot then takes no job until it is connected.
+   * @param {Attempt[]} attempts @param {TransactionSlot} slot
+   */
+  async #connected(attempts, { link }) {
+    const { control, server, stopping } = this.worker;
+    if (link.session || !server.life.retryConnect) return true;
+    const opened = link.withSession(async () => {}, stopping).then(() => true, () => true);
+    while (!(await Promise.race([opened, sleep(connectTimeout, server.life.over)]))) {
+      if (server.life.over.aborted) return true;
+      if (!control.session) continue;
+      await control.answer(RELEASE_MANY, [attempts.map(({ job }) => job.id), attempts.map(({ job }) => job.token)]);
+      for (const attempt of attempts) this.worker.ended(attempt, 'released', 'there is no connection for its handler');
+      await opened;
+      return false;
+    }
+    return true;
   }
 
   /** Runs attempts to their end. @param {Attempt[]} attempts @param {TransactionSlot} slot @returns {Promise<Attempt[]>} the attempts that were claimed with the last commit */
   async attempt(attempts, slot) {
+    if (!(await this.#connected(attempts, slot))) return [];
     // A job that was lost before may be the cause of a crash, so it runs alone.
     const first = attempts.filter((attempt) => attempt.job.attempt === 1);
     const groups = [...attempts.filter((attempt) => attempt.job.attempt > 1).map((attempt) => [attempt]), ...(first.length > 0 ? [first] : [])];
@@ -114,7 +159,14 @@ export class Transactions {
         group.forEach((each) => this.worker.ended(each, 'committed'));
         return /** @type {Attempt[]} */ (next);
       } catch (error) {
-        if (group.length > 1) return null;
+        if (group.length > 1) {
+          if (error instanceof BatchEnded) this.worker.logger.info(`idemq: ${this.worker.queue}: running the ${group.length} jobs of a transaction one at a time: ${error.message}`);
+          return null;
+        }
+        if (attempt.released) {
+          this.worker.ended(attempt, 'waiting', attempt.waiting?.message);
+          return [];
+        }
         if (error instanceof Settled) {
           // In a queue that keeps no finished jobs, a completed job does not exist any more.
           const committed = error.outcome === 'IQ006' || (error.outcome === 'IQ002' && unsure);
@@ -157,7 +209,9 @@ export class Transactions {
   async #transaction(session, slot, group, claim, lock) {
     // In the order of ids, like the server's own batches, so that two batches never deadlock.
     const jobs = [...group].sort((a, b) => (BigInt(a.job.id) < BigInt(b.job.id) ? -1 : 1));
-    const handlerTransaction = new HandlerTransaction(session, () => this.#begin(session, jobs), slot.locked === session);
+    const handlerTransaction = new HandlerTransaction(session, jobs, {
+      begin: () => this.#begin(session, jobs), begun: slot.locked === session, control: this.worker.control,
+    });
     /** @type {Left} */
     const left = {};
 
@@ -171,7 +225,7 @@ export class Transactions {
       const done = [];
       for (const attempt of jobs) done.push({ attempt, result: await this.#call(handlerTransaction, attempt, left) });
       await left.cancelling;
-      slot.quick = handlerTransaction.usedAt !== undefined && handlerTransaction.usedAt - began < quickFirstUse;
+      slot.quick = handlerTransaction.apartCalls === 0 && handlerTransaction.usedAt !== undefined && handlerTransaction.usedAt - began < quickFirstUse;
       if (!handlerTransaction.touched) {
         for (const attempt of jobs) if (Date.now() > attempt.leaseEnds) this.worker.pauseClaims(attempt);
         return { done };
@@ -179,7 +233,7 @@ export class Transactions {
       return { next: await this.#commit(session, slot, done, claim) };
     } catch (error) {
       // A cancel request that is under way could hit the next statement, and an abandoned handler could send a statement.
-      if (handlerTransaction.touched) {
+      if (handlerTransaction.touched || left.cancelling || jobs.some((attempt) => attempt.abandoned)) {
         if (!left.cancelling) await session.drained(leftoverTimeout);
         if (left.cancelling || session.busy || jobs.some((attempt) => attempt.abandoned)) {
           // After a statement that was cancelled in time, the server notices the end by itself. It does not notice a silent connection.
@@ -190,7 +244,9 @@ export class Transactions {
           await (left.client ?? session).query('ROLLBACK').catch(() => session.destroy());
         }
       }
-      throw settled(handlerTransaction.failed) ?? handlerTransaction.failed ?? error;
+      throw settled(handlerTransaction.failed) ?? handlerTransaction.failed ?? handlerTransaction.misuse ?? error;
+    } finally {
+      handlerTransaction.over = true;
     }
   }
 
@@ -219,10 +275,8 @@ export class Transactions {
       this.worker.logger.warn(`idemq: ${attempt.name}: a statement was refused because its handler had already ended`);
       return new Error('the handler has ended, and so has its transaction');
     });
-    left.client = attempt.client = client;
-    attempt.waiting = undefined;
-    attempt.arrived = [];
-    attempt.unlocked = !handlerTransaction.touched;
+    left.client = client;
+    attempt.restart(handlerTransaction, client);
     try {
       const result = await attempt.call(
         async () => {
@@ -231,10 +285,10 @@ export class Transactions {
           await handlerTransaction.drained();
           return answer;
         },
-        // An unused client has no running statement, and a cancel request could hit another's.
-        () => handlerTransaction.touched && !handlerTransaction.failed && (left.cancelling = session.cancel()),
+        // An idle session has no running statement, and a cancel request could hit another's.
+        () => (handlerTransaction.touched || handlerTransaction.asking > 0) && !handlerTransaction.failed && (left.cancelling = session.cancel()),
       );
-      if (handlerTransaction.failed) throw handlerTransaction.failed;
+      if (handlerTransaction.failed ?? handlerTransaction.misuse) throw handlerTransaction.failed ?? handlerTransaction.misuse;
       if (handlerTransaction.touched && (session.status === 'I' || session.controlled)) {
         throw new Error('the handler has ended the transaction in which its job is committed; remove that statement, or use runOutside');
       }
@@ -286,10 +340,6 @@ export class Transactions {
     if (answer.tags[0] !== 'COMMIT') throw answer.error ?? new Error('the transaction was rolled back');
     const claimed = rows[0].filter(([outcome]) => outcome === 'claimed').map((fields) => jobFromRow(session, fields, 1));
     return this.worker.begun(claimed, asked, session);
-  }
-
-  async end() {
-    await Promise.all(this.#slots.map(({ link }) => link.end()));
   }
 }
 

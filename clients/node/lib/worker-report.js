@@ -22,14 +22,14 @@ export class WorkerReport {
 
   /**
    * @param {import('./connection.js').Link} link
-   * @param {() => { name: string, queue: string, concurrency: number, jobs: string[], done: number }} state
+   * @param {() => { name: string, queues: string[], concurrency: number, jobs: string[], done: number }} state
    */
   constructor(link, state) {
     const id = randomUUID();
     this.#link = link;
     this.#values = () => {
-      const { name, queue, concurrency, jobs, done } = state();
-      return [id, name, [queue], 'node', version, hostname(), concurrency, jobs, done];
+      const { name, queues, concurrency, jobs, done } = state();
+      return [id, name, queues, 'node', version, hostname(), concurrency, jobs, done];
     };
   }
 

@@ -1,172 +1,143 @@
-// Checked by tsc, never run: what index.d.ts says is what lib/ has, and an application's code fits it.
+// Checked by tsc, never run: what index.d.ts says is what lib/ has, and the code of an application that declares its queues fits it.
+// untyped.ts has the code of an application that declares none.
 
-import pg from 'pg';
+import type pg from 'pg';
 import * as declared from 'idemq';
 import * as real from '../lib/index.js';
-import {
-  ClusterWorker, Cancelled, createPool, Dead, Refused, RetryLater, Snooze, Worker, cancelMany, cancelMatching, drain, enqueue, enqueueGraph,
-  enqueueSequenced, ensureHandler, ensureQueue, ensureTopic, finishedJobs, flow, pauseGroup, publish, resumeGroup, sendEvent, waitResults, type Handler, type Job,
-} from 'idemq';
+import { ClusterWorker, Inside, Kind, Outside, Worker, drain, enqueue, enqueueMany, type Handler, type Job, type JobOf, type OutsideHandler } from 'idemq';
 
 // Classes that an application makes no object of: what they are, not how they are made.
 type Made<T> = { [K in keyof T]: T[K] extends new (...args: any[]) => declared.IdemqError | declared.Cancelled ? new (...args: any[]) => InstanceType<T[K]> : T[K] };
 export const api: Made<typeof declared> = real;
 
-export async function application(client: pg.PoolClient): Promise<void> {
-  const pool: pg.Pool = createPool({ host: 'db1,db2' }, { max: 5 });
-  const { id, outcome } = await enqueue(client, 'mail', { to: 'anna@example.com' }, { key: 'order-42', delay: '1 min', runAt: new Date() });
-  await enqueue(pool, 'mail', [id, outcome satisfies string]);
-  const worker = new Worker({ host: 'db1,db2', port: '5432,5433', database: 'shop' }, 'mail', { concurrency: 4, waitConnection: 'postgresql://db1/shop' });
-  await worker.run(async (job, db) => {
-    await db.query('INSERT INTO sent (id) VALUES ($1)', [job.id satisfies string]);
-    if (job.attempt > 3) throw new Dead('no');
-    throw new RetryLater(10, 'busy');
-  });
-  await worker.run({ mail: async (job, db) => void (await db.query('SELECT $1', [job.kind satisfies string | null])), '': () => null });
-  await drain('postgresql://db1/shop', 'mail', { charge }, { outside: true, unknownKind: '5 min' });
-  const done = await drain('postgresql://db1/shop', 'mail', charge, { outside: true });
-  if ((done.committed ?? 0) !== 1) throw new Snooze('1 hour');
-  // @ts-expect-error a handler of drain without outside gets a client, and options are checked
-  await drain('postgresql://db1/shop', 'mail', charge, { concurency: 2 });
-  // @ts-expect-error an id is no number
-  await client.query('SELECT 1').then(() => ({ id }) as { id: number });
-}
+// What doc/usage/typescript.md shows: an application says once what its queues hold.
+type Mail = { to: string; copies?: number };
+type Receipt = { messageId: string };
+type Charge = { order: number; amount: number };
 
-export async function page(show: (id: string, status: string) => void, readAgain: (queue: string) => void): Promise<void> {
-  for await (const item of finishedJobs('postgresql://db1/shop', ['mail', 'invoices'], { signal: AbortSignal.timeout(1000) })) {
-    if (item.event === 'overflow') readAgain(item.queue satisfies string);
-    else show(item.id satisfies string, item.status satisfies 'completed' | 'dead' | 'cancelled');
+declare module 'idemq' {
+  interface Queues {
+    mail: { payload: Mail; result: Receipt };
+    shop: { kinds: { charge: { payload: Charge; result: { id: string } }; refund: { payload: { charge: string } } } };
+    log: { kinds: { '': { payload: string }; error: { payload: Error } } };
   }
 }
 
-export async function flows(pool: pg.Pool, offset: bigint): Promise<string> {
-  const first = await enqueue(pool, 'sums', 1, { dependsOn: ['17'], onParentFailure: 'run' });
-  const jobs = await enqueueGraph(pool, {
-    north: { queue: 'sums', payload: 'north', dependsOn: [first] },
-    report: { queue: 'sums', payload: null, kind: 'report', dependsOn: ['north'], maxWait: 60 },
-  });
-  // @ts-expect-error the graph has no such job
-  jobs.south;
-  await enqueueSequenced(pool, 'orders', 'shop/3', offset, {}, { kind: 'order' });
-  // @ts-expect-error it has a number for a key
-  await enqueueSequenced(pool, 'orders', 'shop/3', 4, {}, { key: 'k' });
-  for (const { queue, id } of await publish(pool, 'orders.paid', {}, { key: 'k' })) await sendEvent(pool, queue, id, first);
-  await new Worker({}, 'orders').run(async (job) => {
-    const { arrived, payload } = await job.awaitEvent('paid', '3 days');
-    return arrived satisfies boolean ? payload : (await job.parents()).map(({ id, result }) => [id satisfies string, result]);
-  });
-  const { cancelled, locked } = await cancelMatching(pool, 'orders', { kind: 'order', keyPrefix: 'shop/3/', maxJobs: 1000 });
-  // @ts-expect-error which jobs is to be said
-  await cancelMatching(pool, 'orders');
-  const { outcome: ensured, changes } = await ensureQueue(pool, 'orders', { lease: '1 min', maxRunning: 0, deadLetterQueue: '', exact: true });
-  if (ensured === 'changed') console.log(changes?.maxRunning.from, await ensureTopic(pool, 'orders'));
-  await ensureHandler(pool, 'orders', 'app.handle', { workers: 4 });
-  // @ts-expect-error there is no such setting
-  await ensureQueue(pool, 'orders', { colour: 'red' });
-  await pauseGroup(pool, 'orders', 'shop/3', { until: new Date() });
-  // @ts-expect-error which group is to be said
-  await pauseGroup(pool, 'orders');
-  await resumeGroup(pool, 'orders', 'shop/3');
-  if (cancelled + locked) await cancelMany(pool, (await cancelMany(pool, [jobs.report.id])).map(({ id }) => id));
-  const far = await flow(pool, jobs.report.id);
-  if (far && far.eta !== null && far.progress < 100) console.log(far.heldUpWhy?.length, far.begunAt?.getTime());
-  const [{ status }] = await waitResults(pool, [jobs.report.id], '1 min');
-  return status;
-}
-
-// What doc/usage/typescript.md shows: an application says once what its queue holds.
-type Mail = { to: string; copies?: number };
-type Sent = { messageId: string };
-
-const send: Handler<Mail, Sent> = async (job, db) => {
-  await db.query('INSERT INTO sent (address) VALUES ($1)', [job.payload.to]);
-  return { messageId: job.id };
-};
-
-export const work = () => new Worker<Mail, Sent>({}, 'mail').run(send);
-
 export async function order(client: pg.PoolClient): Promise<string | undefined> {
-  const mail = await enqueue<Mail, Sent>(client, 'mail', { to: 'anna@example.com' }, { key: 'order-42' });
+  const mail = await enqueue(client, 'mail', { to: 'anna@example.com' }, { key: 'order-42' });
+  await enqueue(client, 'shop', { order: 42, amount: 12 }, { kind: 'charge' });
   return mail.result?.messageId; // of a duplicate that has been sent
 }
 
-export async function typed(pool: pg.Pool): Promise<string | undefined> {
-  const { id, result } = await enqueue<Mail, Sent>(pool, 'mail', { to: 'anna@example.com' });
+export const work = () => new Worker('postgresql://db1/shop', {
+  mail: new Outside((job) => ({ messageId: job.payload.to }), { concurrency: 4 }),
+  shop: {
+    charge: async (job, db) => {
+      await db.query('UPDATE orders SET paid = $1 WHERE id = $2', [job.payload.amount, job.payload.order]);
+      return { id: job.id };
+    },
+    refund: new Kind((job: Job<{ charge: string }>) => console.log(job.payload.charge), { timeout: 30, backoff: [1, '1 min'] }),
+  },
+}).run();
+
+const send: Handler<Mail, Receipt> = async (job, db) => {
+  await db.query('INSERT INTO sent (address) VALUES ($1)', [job.payload.to]);
+  return { messageId: job.id };
+};
+const call: OutsideHandler<Mail, Receipt> = (job) => ({ messageId: job.payload.to });
+const charge = (job: Job<Charge>) => ({ id: `${job.payload.amount}` });
+const refund = (job: Job<{ charge: string }>) => job.payload.charge;
+declare const name: string;
+declare const mailSchema: declared.Schema;
+
+export async function queues(client: pg.PoolClient): Promise<void> {
+  // @ts-expect-error there is no such queue
+  await enqueue(client, 'mails', { to: 'anna@example.com' });
+  // @ts-expect-error nor for many
+  await enqueueMany(client, 'mails', [{ payload: { to: 'anna@example.com' } }]);
+  // @ts-expect-error nor for a worker
+  new Worker({}, 'mails');
+  // @ts-expect-error nor for a worker of several queues
+  new Worker({}, { mail: send, mails: send });
+  // @ts-expect-error nor for a cluster
+  new ClusterWorker({}, 'mails');
+  // @ts-expect-error nor for a drain
+  await drain({}, 'mails', send);
+  // @ts-expect-error nor for one of several queues
+  await drain({}, { mails: send });
+  // The way out.
+  await enqueue(client, 'mails' as string, { from: 1 });
+  await enqueueMany(client, name, [{ payload: 1 }]);
+  await new Worker({}, name).run((job, db) => db.query('SELECT $1', [job.payload]));
+  await drain({}, name, (job: Job<number>) => job.payload.toFixed());
+}
+
+export async function payloads(client: pg.PoolClient): Promise<void> {
   // @ts-expect-error to is missing
-  await enqueue<Mail>(pool, 'mail', { copies: 2 });
+  await enqueue(client, 'mail', { copies: 2 });
+  // @ts-expect-error to is a string
+  await enqueueMany(client, 'mail', [{ payload: { to: 7 } }]);
+  await enqueueMany(client, 'mail', [{ payload: { to: 'anna@example.com' }, key: 'k' }], { onDuplicate: 'ignore', schema: mailSchema });
+  // @ts-expect-error there is no such kind
+  await enqueue(client, 'shop', { order: 42, amount: 12 }, { kind: 'charges' });
+  // @ts-expect-error the kind is missing
+  await enqueue(client, 'shop', { order: 42, amount: 12 });
+  // @ts-expect-error the payload of another kind
+  await enqueue(client, 'shop', { order: 42, amount: 12 }, { kind: 'refund' });
+  await enqueueMany(client, 'shop', [{ payload: { order: 42, amount: 12 }, kind: 'charge' }, { payload: { charge: 'ch_1' }, kind: 'refund' }]);
+  // @ts-expect-error the payload of another kind
+  await enqueueMany(client, 'shop', [{ payload: { order: 42, amount: 12 }, kind: 'refund' }]);
+  await enqueue(client, 'log', 'a line');
+  await enqueue(client, 'log', new Error('x'), { kind: 'error' });
+  // @ts-expect-error a job without a kind has a line
+  await enqueue(client, 'log', 7);
+}
+
+export async function results(client: pg.PoolClient, job: Job): Promise<unknown> {
+  const { result } = await enqueue(client, 'mail', { to: 'anna@example.com' });
   // @ts-expect-error the result is there only when the first job is completed
   result.messageId;
-  const worker = new Worker<Mail, Sent>({}, 'mail');
-  await worker.run(send);
-  await worker.run({ mail: send, '': (job) => ({ messageId: job.payload.to }) });
-  // @ts-expect-error its result is no Sent
-  await worker.run(async (job) => job.payload.to);
-  // @ts-expect-error a worker of numbers
-  await new Worker<number>({}, 'numbers').run(send);
-  await new ClusterWorker<Mail, Sent>({}, 'mail').runOutside(({ payload }) => ({ messageId: payload.to }));
+  // @ts-expect-error a receipt has no such field
+  result?.id;
+  const paid = await enqueue(client, 'shop', { order: 42, amount: 12 }, { kind: 'charge' });
+  paid.result?.id satisfies string | undefined;
+  // @ts-expect-error the result of another kind
+  paid.result?.messageId;
+  for (const parent of await job.parents()) {
+    if (parent.queue === 'mail') {
+      parent.result?.messageId satisfies string | undefined;
+      // @ts-expect-error a receipt has no such field
+      parent.result?.id;
+    }
+  }
+  const [first] = await job.parents<'mail'>();
+  return first.result?.messageId;
+}
+
+export async function handlers(): Promise<void> {
+  await new Worker({}, 'mail').run(send);
+  await new Worker({}, 'mail', { schema: mailSchema }).runOutside(call);
+  await new ClusterWorker({}, 'mail').runOutside(({ payload }) => ({ messageId: payload.to }));
+  // @ts-expect-error the result is no receipt
+  await new Worker({}, 'mail').run(async (job) => job.payload.to);
   // @ts-expect-error a mail has no such field
-  await drain<Mail>({}, 'mail', (job) => job.payload.from);
-  await drain({}, 'mail', send);
-  await new Worker({}, 'customer').run({
-    mail: send,
-    invoice: (job: Job<{ total: number }>) => job.payload.total.toFixed(2),
-  });
-  await new Worker<number>({}, 'numbers').run((job) => {
-    // @ts-expect-error a number has no such field
-    job.payload.to;
-  });
-  await new Worker<{ order: number }>({}, 'orders').run(async (job) => {
-    const paid = await job.awaitEvent<{ amount: number }>('paid', '3 days');
-    // @ts-expect-error the time may be over
-    paid.payload.amount;
-    return paid.arrived ? paid.payload.amount : (await job.parents<Sent>())[0].result?.messageId;
-  });
-  return (await waitResults<Sent>(pool, [id ?? '']))[0].result?.messageId;
+  await drain({}, 'mail', (job) => ({ messageId: job.payload.from }));
+  // @ts-expect-error a handler of an outside call gets no client
+  await drain({}, 'mail', send, { outside: true });
+  await drain({}, { mail: new Inside(send, { batch: 10 }), shop: new Outside({ charge, refund }) });
+  // @ts-expect-error the handler of a kind is missing
+  await new Worker({}, 'shop').run({ charge });
+  // @ts-expect-error so it is for one of several queues
+  new Worker({}, { mail: send, shop: { charge } });
+  // @ts-expect-error so it is in Outside
+  new Worker({}, { shop: new Outside({ charge }) });
+  // @ts-expect-error the handlers of two kinds are exchanged
+  await new Worker({}, 'shop').run({ charge: refund, refund: charge });
+  await new Worker({}, 'shop').run({ charge, refund: new Kind(refund, { timeout: 30 }) });
+  // One handler for all kinds: the kind tells the payload.
+  await new Worker({}, 'shop').run((job: JobOf<'shop'>) => (job.kind === 'charge' ? { id: `${job.payload.amount}` } : job.payload.charge));
+  // @ts-expect-error the options of a queue belong to Inside and Outside
+  new Worker({}, { mail: send }, { concurrency: 2 });
+  // @ts-expect-error an outside call has no transaction
+  new Outside(call, { batch: 2 });
 }
-
-export async function overShards(): Promise<number> {
-  const worker = new ClusterWorker('postgresql://router/router', 'mail', { concurrency: 4, home: [0, 1], roam: false });
-  // @ts-expect-error the places of the map are direct ones
-  new ClusterWorker('postgresql://router/router', 'mail', { waitConnection: {} });
-  setTimeout(() => worker.stop(), 1000);
-  return (await worker.runOutside(charge)).committed ?? 0;
-}
-
-async function charge(job: Job): Promise<{ charge: number }> {
-  const why: 'lease' | 'timeout' | 'drain' | undefined = job.signal.aborted ? (job.signal.reason as Cancelled).why : undefined;
-  if (why) throw new Dead(why);
-  return job.step(
-    'charge',
-    async ({ key, signal }) => {
-      const answer = await fetch('https://pay.example.com/charges', { method: 'POST', headers: { 'Idempotency-Key': key }, signal });
-      if (answer.status === 402) throw new Refused('no money');
-      return (await answer.json()) as { charge: number };
-    },
-    { request: job.payload, callTimeout: 10, ask: async ({ key }) => (key === '' ? undefined : { charge: 1 }) },
-  );
-}
-
-// The hooks of doc/usage/node.md, with what they ask of other packages.
-declare const Sentry: { withScope<T>(fn: (scope: { setTag(name: string, value: string): void }) => T): T; captureException(error: unknown, more: object): void };
-declare const seconds: { startTimer(labels: { queue: string }): () => void };
-
-export const hooked = () => [
-  new Worker({}, 'mail', {
-    hooks: {
-      around: (job, next) => Sentry.withScope((scope) => (scope.setTag('queue', job.queue), next())),
-      failed: (job, { error, ...more }) => Sentry.captureException(error, { extra: { job: job.id, ...more } }),
-    },
-  }),
-  new Worker<Mail, Sent>({}, 'mail', {
-    hooks: {
-      around: (job, next, end = seconds.startTimer({ queue: job.queue })) => next().finally(end),
-      failed: (_, { attempt, willRetry, outcome }) => void [attempt.toFixed(), willRetry satisfies boolean, outcome === 'dead'],
-      started: async (worker) => void (worker.queue satisfies string),
-      stopped: (worker, outcomes) => console.log(worker.name, outcomes.committed),
-    },
-  }),
-  // @ts-expect-error there is no such hook
-  new ClusterWorker({}, 'mail', { hooks: { onFailed: () => {} } }),
-];
-
-export const parts: Handler = (_, db) => db.transaction(async (same) => (await same.query('SELECT 1')).rowCount);

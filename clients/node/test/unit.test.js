@@ -5,8 +5,9 @@ import { once } from 'node:events';
 import { createRequire } from 'node:module';
 import net from 'node:net';
 import { test } from 'node:test';
+import { Breaker } from '../lib/breaker.js';
 import { location, shardConnection } from '../lib/cluster.js';
-import { Session, hosts } from '../lib/connection.js';
+import { Address, Session, hosts, isServerLost } from '../lib/connection.js';
 import { Buffer as Items, itemsOf, mostKept } from '../lib/finished.js';
 import { Dead, IdemqError, StaleToken, detailsOf, interval, sqlstate, textOf, typed } from '../lib/errors.js';
 import { ClusterWorker, Worker, cancelMany, drain, enqueue, enqueueGraph, enqueueSequenced, flow, publish, sendEvent, waitResults } from '../lib/index.js';
@@ -252,7 +253,7 @@ test('arguments are checked before anything is sent, and named', async () => {
     ['ids', () => cancelMany(client, '7'), /^ids must be an array of job ids, not "7"/],
     ['ids of results', () => waitResults(client, [1.5]), /^ids\[0\] must be a job id/],
     ['a time of a wait', () => waitResults(client, ['1'], NaN), /^timeout must be a number of seconds, .*, not NaN/],
-    ['a worker of queues', () => new Worker({}, ['a', 'b']), /^queue must be a string, not an array/],
+    ['a worker of queues', () => new Worker({}, ['a', 'b']), /^queue must be a string, or an object that maps queues to handlers, not an array/],
     ['a pool of a worker', () => new Worker(client, 'q'), /^connection must be a URL, .*a worker opens its own connections/],
     ['a lease', () => new Worker({}, 'q', { lease: {} }), /^lease must be a number of seconds/],
     ['attach', () => new Worker({}, 'q', { attach: 'no' }), /^attach must be true or false, not "no"/],
@@ -276,7 +277,8 @@ test('handlers that run nothing', async () => {
     await assert.rejects(drain({}, 'q', handler), /generator function/);
     await assert.rejects(new ClusterWorker({}, 'q').run(handler), /generator function/);
   }
-  for (const handler of [{}, null, undefined, { a: null }]) await assert.rejects(worker().run(handler), /handler must be a function/);
+  await assert.rejects(worker().run(), /^TypeError: run\(\) needs a handler/);
+  for (const handler of [{}, null, { a: null }]) await assert.rejects(worker().run(handler), /handler must be a function/);
 });
 
 test('a handler that does not end in time is told, and left', async () => {
@@ -313,6 +315,56 @@ test('a cancel waits for the server to hang up', async (t) => {
   Object.assign(session.client, { processID: 1, secretKey: 2 });
   await session.cancel();
   assert.deepEqual(seen.slice(0, 2), [16, 'the server hangs up']);
+});
+
+test('a handler that keeps failing', () => {
+  const breaker = new Breaker();
+  const fails = (kind, text, times) => Array.from({ length: times }, (_, n) => breaker.failed(kind, new Error(text.replace('N', n)))).filter(Boolean).length;
+  assert.equal(fails('a', 'row N of "t N"', 9), 0);
+  assert.equal(breaker.pause(), 0);
+  assert.equal(fails('a', 'another error', 1), 0); // begins again
+  assert.equal(fails('a', "row N of 't N', 0123456789abN", 9), 0);
+  assert.equal(breaker.succeeded('a'), false);
+  assert.equal(fails('a', 'row N', 9), 0);
+  assert.equal(fails('b', 'row N', 9), 0); // each kind for itself
+  assert.equal(breaker.open, false);
+  assert.equal(fails('a', 'row N', 1), 1);
+  assert.equal(breaker.open, true);
+  assert.equal(fails('a', 'row N', 20), 0); // it says so once
+  assert.deepEqual([1, 2, 3, 4, 5, 6].map(() => breaker.pause()), [1000, 2000, 4000, 8000, 10_000, 10_000]);
+  assert.equal(fails('b', 'row N', 1), 1);
+  assert.equal(breaker.succeeded('a'), false); // b still fails
+  assert.equal(breaker.open, true);
+  assert.equal(breaker.pause(), 1000);
+  assert.equal(breaker.succeeded('b'), true);
+  assert.deepEqual([breaker.open, breaker.pause()], [false, 0]);
+});
+
+test('whose connection was lost', () => {
+  const of = (config) => ({ address: new Address(hosts(config)), lostAt: 5 });
+  const tcp = of({ host: 'db', port: 5433 });
+  const folder = of({ host: '/run', port: 5433 });
+  const refused = (address, port) => Object.assign(new Error(`connect ECONNREFUSED ${address}`), { code: 'ECONNREFUSED', syscall: 'connect', address, port });
+  const reset = Object.assign(new Error('read ECONNRESET'), { code: 'ECONNRESET', syscall: 'read' });
+  for (const [error, server, since, expected] of [
+    [Object.assign(new Error('terminating'), { code: '57P01' }), tcp, 9, true],
+    [Object.assign(new Error('crash'), { code: '57P02' }), tcp, 9, true],
+    [Object.assign(new Error('starting'), { code: '57P03' }), tcp, 9, true],
+    [Object.assign(new Error('gone'), { code: '08006' }), tcp, 9, true],
+    [Object.assign(new Error('cancelled'), { code: '57014' }), tcp, 9, false],
+    [new Error('of mine', { cause: new Error('Connection terminated unexpectedly') }), tcp, 9, true],
+    [new TypeError('Connection terminated'), tcp, 9, false],
+    [new Error('no'), tcp, 9, false],
+    ['text', tcp, 9, false],
+    [refused('10.0.0.1', 5433), tcp, 9, true],
+    [new AggregateError([refused('::1', 5433)], ''), tcp, 9, true],
+    [new TypeError('fetch failed', { cause: refused('10.0.0.2', 443) }), tcp, 9, false],
+    [refused('/run/.s.PGSQL.5433', undefined), folder, 9, true],
+    [refused('/tmp/.s.PGSQL.5433', undefined), folder, 9, false],
+    [refused('10.0.0.1', 5433), folder, 9, false],
+    [reset, tcp, 4, true],
+    [reset, tcp, 6, false],
+  ]) assert.equal(isServerLost(error, server, since), expected, `${error}`);
 });
 
 test('notifications of finished jobs', () => {

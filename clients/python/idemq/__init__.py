@@ -6,6 +6,7 @@
         conn.execute("INSERT INTO confirmations VALUES (%s)", [job.payload["order"]])
 
     Worker(dsn, "mail").run(confirm)
+    Worker(dsn, {"mail": confirm, "pages": Outside(fetch, concurrency=10)}).run()        # several queues
 
 The manual is doc/usage/python.md, and doc/reference/python.md lists every name.
 """
@@ -14,14 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import Any, Awaitable, Callable, Collection, Mapping, Optional, Union
+from dataclasses import fields
+from typing import Any, Awaitable, Callable, Collection, Mapping, Optional, Sequence, Union
 
 from psycopg import AsyncConnection, Connection
 
 from ._arguments import (
     bool_argument,
-    delay_argument,
-    int_argument,
     optional_text,
     queue_argument,
     seconds_argument,
@@ -51,13 +51,30 @@ from ._flows import (
     send_event,
     wait_results,
 )
-from ._handlers import Handlers, single_handler
+from ._handlers import Handlers, Kind, single_handler
 from ._hooks import Failure, Hooks, call_hook, call_hook_safely, checked_hooks
 from ._job import AsyncJob, Event, Job, Parent, StepCall
+from ._jobs import (
+    JobInfo,
+    advance_clock,
+    assert_enqueued,
+    cancel,
+    job,
+    make_due,
+    pause,
+    reschedule,
+    result,
+    resume,
+    retry,
+    schedule,
+    unschedule,
+    why,
+)
 from ._links import AsyncLink, ThreadLink
-from ._options import Options
-from ._producer import Enqueued, enqueue
-from ._run import Run
+from ._options import Options, QueueOptions, WorkerOptions, options_of
+from ._producer import Enqueued, NewJob, enqueue, enqueue_many
+from ._queues import Inside, Outside, QueueHandler, checked_queues, queue_options
+from ._run import Run, Setup
 from .errors import (
     AlreadyCommitted,
     Dead,
@@ -98,11 +115,16 @@ __all__ = [
     "Hooks",
     "IdemqError",
     "InGraph",
+    "Inside",
     "Job",
+    "JobInfo",
     "Key",
     "KeyReused",
+    "Kind",
+    "NewJob",
     "NoSuchJob",
     "NoSuchQueue",
+    "Outside",
     "Overflow",
     "Parent",
     "Published",
@@ -117,12 +139,16 @@ __all__ = [
     "StepCall",
     "Waiting",
     "Worker",
+    "advance_clock",
+    "assert_enqueued",
+    "cancel",
     "cancel_many",
     "cancel_matching",
     "drain",
     "drain_async",
     "enqueue",
     "enqueue_graph",
+    "enqueue_many",
     "enqueue_sequenced",
     "ensure_handler",
     "ensure_queue",
@@ -130,11 +156,21 @@ __all__ = [
     "finished_jobs",
     "finished_jobs_async",
     "flow",
+    "job",
+    "make_due",
+    "pause",
     "pause_group",
     "publish",
+    "reschedule",
+    "result",
+    "resume",
     "resume_group",
+    "retry",
+    "schedule",
     "send_event",
+    "unschedule",
     "wait_results",
+    "why",
 ]
 
 
@@ -147,7 +183,7 @@ class _Worker:
     def __init__(
         self,
         dsn: str,
-        queue: str,
+        queue: Union[str, Mapping[str, QueueHandler]],
         *,
         name: Optional[str] = None,
         wait_dsn: Optional[str] = None,
@@ -159,51 +195,68 @@ class _Worker:
         attach: Optional[bool] = None,
         signals: bool = True,
         unknown_kind: Delay = 60,
+        never_retry: Sequence[type[BaseException]] = (),
+        give_up_after: Optional[float] = None,
         hooks: Union[Hooks, Mapping[str, Callable[..., Any]], None] = None,
     ) -> None:
-        """Create a worker for one queue.  It connects to nothing until it runs.
+        """Create a worker.  It connects to nothing until it runs.
 
         dsn: connection string of the database.
+        queue: name of the queue; or a dict of handlers by queue, each an Inside or Outside, a function, or a dict of functions by kind.
+            A function or a dict means Inside.
         name: name shown in idemq.running_jobs and idemq.workers.
         wait_dsn: direct connection to the server for the session that waits, if dsn goes through a pooler.
+        grace: seconds that running handlers have after SIGTERM or stop().
+        signals: whether SIGTERM and SIGINT drain the worker.
+        give_up_after: seconds without a connection after which run() raises the error of the last attempt to connect; None means never.
+        hooks: functions to call around each attempt, after a failure, at the start and at the end.
+
+        These options belong to a queue, so with a dict they are arguments of Inside and Outside:
+
         concurrency: number of handlers that run at once.
         batch: number of jobs that run() handles in one transaction.
         lease: length of the leases; None means the queue's setting.
         timeout: maximum duration of an attempt in seconds, if the queue has no job_timeout.
-        grace: seconds that running handlers have after SIGTERM or stop().
         attach: whether leases also end when the session ends; None means True in run(), if the session is the worker's own.
-        signals: whether SIGTERM and SIGINT drain the worker.
         unknown_kind: delay for a job whose kind has no handler in this worker.
-        hooks: functions to call around each attempt, after a failure, at the start and at the end.
+        never_retry: exception classes.  An attempt that fails with one of them makes the job dead at once.
 
         Raises TypeError for an argument of the wrong type, and ValueError for a number out of range.
         """
-        if int_argument("concurrency", concurrency) < 1 or int_argument("batch", batch) < 1:
-            raise ValueError("concurrency and batch must be at least 1")
-        if seconds_argument("timeout", timeout) <= 0 or seconds_argument("grace", grace) < 0:
-            raise ValueError("timeout must be greater than 0 seconds, and grace must be at least 0 seconds")
         text_argument("router" if isinstance(self, _OverShards) else "dsn", dsn)
-        queue = queue_argument(queue)
-        optional_text("name", name)
-        optional_text("wait_dsn", wait_dsn)
-        delay_argument("lease", lease)
-        delay_argument("unknown_kind", unknown_kind)
-        if attach is not None:
-            bool_argument("attach", attach)
+        self._own = queue_options(concurrency, batch, lease, timeout, attach, unknown_kind, never_retry)
+        self._handlers: Optional[dict[str, Union[Inside, Outside]]] = None
+        if isinstance(queue, Mapping):
+            self._handlers = self._several(queue)
+        self._queues: tuple[str, ...] = tuple(self._handlers or [queue_argument(queue)])
+        if seconds_argument("grace", grace) < 0:
+            raise ValueError("grace must be at least 0 seconds")
         bool_argument("signals", signals)
-        self._options = Options(
-            dsn, queue, name, wait_dsn, concurrency, batch, lease, timeout, grace, attach, signals,
+        if give_up_after is not None and seconds_argument("give_up_after", give_up_after) <= 0:
+            raise ValueError("give_up_after must be greater than 0 seconds")
+        self._options = WorkerOptions(
+            dsn, optional_text("name", name), optional_text("wait_dsn", wait_dsn), grace, signals, give_up_after,
             checked_hooks(hooks, self._coroutines, type(self).__name__, self._other),
         )  # fmt: skip
         self._process = os.getpid()
-        self._unknown_kind = unknown_kind
         self._running: Union[Run, ClusterRun, None] = None
         self._stopped = False
 
+    def _several(self, queues: Mapping[str, QueueHandler]) -> dict[str, Union[Inside, Outside]]:
+        for option in fields(QueueOptions):
+            if getattr(self._own, option.name) != option.default:
+                raise TypeError(f"with several queues, pass {option.name} to Inside or Outside")
+        return checked_queues(queues)
+
     @property
     def queue(self) -> str:
-        """Name of the queue."""
-        return self._options.queue
+        """Name of the queue; of several, their names with commas between them."""
+        return ", ".join(self._queues)
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """Names of the queues."""
+        return self._queues
 
     @property
     def name(self) -> Optional[str]:
@@ -215,7 +268,7 @@ class _Worker:
         self._of_this_process()
         self._stopped = True
         if self._running is not None:
-            self._running._loop.call_soon_threadsafe(self._running.stop)
+            self._running.loop.call_soon_threadsafe(self._running.stop)
 
     def _of_this_process(self) -> None:
         if os.getpid() != self._process:
@@ -224,27 +277,26 @@ class _Worker:
                 "after the fork"
             )
 
-    def _make_run(
-        self, make_executor: Callable[[Options, bool], Executor], handler: Callable[..., Any], once: bool
-    ) -> Union[Run, ClusterRun]:
-        options = self._options
-        return Run(options, [make_executor(options, not once) for _ in range(options.concurrency)], handler, once)
+    def _make_run(self, setups: Sequence[Setup], once: bool) -> Union[Run, ClusterRun]:
+        return Run(setups, once)
 
-    async def _work(
-        self,
-        make_executor: Callable[[Options, bool], Executor],
-        handlers: Union[Callable[..., Any], Handlers],
-        once: bool,
-        outside: bool,
-    ) -> dict[str, int]:
+    async def _work(self, handler: Any, once: bool, outside: bool, caller: str) -> dict[str, int]:
         self._of_this_process()
         if self._running is not None:
             raise RuntimeError("this worker is already running")
-        handler = single_handler(handlers, self._unknown_kind, self._coroutines, type(self).__name__, self._other, outside)
+        setups = [
+            Setup(
+                options_of(self._options, queue, each.options),
+                self._executor(isinstance(each, Inside)),
+                single_handler(each.handler, each.options.unknown_kind, self._coroutines, type(self).__name__, self._other, isinstance(each, Outside)),
+                {kind: own for kind, own in each.handler.items() if isinstance(own, Kind)} if isinstance(each.handler, Mapping) else None,
+            )
+            for queue, each in self._handlers_for(handler, outside, caller).items()
+        ]
         hooks = self._options.hooks
         outcomes: dict[str, int] = {}
         await call_hook(hooks.started, self._coroutines, self)
-        run = self._running = self._make_run(make_executor, handler, once)
+        run = self._running = self._make_run(setups, once)
         try:
             if self._stopped:
                 run.stop()
@@ -255,17 +307,23 @@ class _Worker:
             self._stopped = False
             await call_hook_safely("stopped", hooks.stopped, self._coroutines, self, outcomes)
 
-    def _thread_executor(self, options: Options, retry_connect: bool) -> Executor:
-        return ThreadExecutor()
+    def _handlers_for(self, handler: Any, outside: bool, caller: str) -> Mapping[str, Union[Inside, Outside]]:
+        """The handlers of a run.  handler: the argument of run(), run_outside() or drain()."""
+        if self._handlers is None:
+            made: Union[Inside, Outside] = Outside(handler) if outside else Inside(handler)
+            made.options = self._own
+            return {self._queues[0]: made}
+        if outside:
+            raise TypeError("this worker already has its handlers; use Outside(handler) for the queue")
+        if handler is not None:
+            raise TypeError(f"this worker already has its handlers; call {caller}() without one")
+        return self._handlers
 
-    def _thread_transaction_executor(self, options: Options, retry_connect: bool) -> Executor:
-        return ThreadTransactionExecutor(ThreadLink(options.where, options.dsn, retry_connect))
-
-    def _async_executor(self, options: Options, retry_connect: bool) -> Executor:
-        return AsyncExecutor()
-
-    def _async_transaction_executor(self, options: Options, retry_connect: bool) -> Executor:
-        return AsyncTransactionExecutor(AsyncLink(options.where, options.dsn, retry_connect))
+    def _executor(self, transaction: bool) -> Callable[[Options, bool], Executor]:
+        """Makes executors for the handlers of a queue."""
+        if self._coroutines:
+            return (lambda options, retry: AsyncTransactionExecutor(AsyncLink(options.where, options.dsn, retry))) if transaction else lambda *_: AsyncExecutor()
+        return (lambda options, retry: ThreadTransactionExecutor(ThreadLink(options.where, options.dsn, retry))) if transaction else lambda *_: ThreadExecutor()
 
 
 class Worker(_Worker):
@@ -277,26 +335,27 @@ class Worker(_Worker):
     def run(
         self,
         handler: Union[
-            Callable[[Job, Connection[Any]], Any], Mapping[Optional[str], Callable[[Job, Connection[Any]], Any]]
-        ],
+            Callable[[Job, Connection[Any]], Any], Mapping[Optional[str], Union[Callable[[Job, Connection[Any]], Any], Kind]], None
+        ] = None,
     ) -> dict[str, int]:
         """Run jobs until SIGTERM, SIGINT or stop().  Returns the number of attempts by outcome.
 
         The handler gets the job and a connection, whose transaction also completes the job.  Its changes and its
         return value, the job's result, become visible only if the job is completed.  A dict contains
         handlers by the kind of the job (None for jobs without a kind); jobs of other kinds are released for a while.
+        A worker that was created with handlers for its queues takes none here.
         """
-        return asyncio.run(self._work(self._thread_transaction_executor, handler, False, False))
+        return asyncio.run(self._work(handler, False, False, "run"))
 
     def run_outside(
-        self, handler: Union[Callable[[Job], Any], Mapping[Optional[str], Callable[[Job], Any]]]
+        self, handler: Union[Callable[[Job], Any], Mapping[Optional[str], Union[Callable[[Job], Any], Kind]]]
     ) -> dict[str, int]:
         """Run jobs whose effect is outside the database.  The job is completed after the handler has returned."""
-        return asyncio.run(self._work(self._thread_executor, handler, False, True))
+        return asyncio.run(self._work(handler, False, True, "run_outside"))
 
-    def drain(self, handler: Union[Callable[..., Any], Handlers], outside: bool = False) -> dict[str, int]:
+    def drain(self, handler: Union[Callable[..., Any], Handlers, None] = None, outside: bool = False) -> dict[str, int]:
         """Run the jobs that are ready, for tests and for cron.  Returns the number of attempts by outcome."""
-        return asyncio.run(self._work(self._thread_executor if outside else self._thread_transaction_executor, handler, True, outside))
+        return asyncio.run(self._work(handler, True, outside, "drain"))
 
 
 class AsyncWorker(_Worker):
@@ -309,24 +368,25 @@ class AsyncWorker(_Worker):
         self,
         handler: Union[
             Callable[[AsyncJob, AsyncConnection[Any]], Awaitable[Any]],
-            Mapping[Optional[str], Callable[[AsyncJob, AsyncConnection[Any]], Awaitable[Any]]],
-        ],
+            Mapping[Optional[str], Union[Callable[[AsyncJob, AsyncConnection[Any]], Awaitable[Any]], Kind]],
+            None,
+        ] = None,
     ) -> dict[str, int]:
         """Like Worker.run, for coroutine functions."""
-        return await self._work(self._async_transaction_executor, handler, False, False)
+        return await self._work(handler, False, False, "run")
 
     async def run_outside(
         self,
         handler: Union[
-            Callable[[AsyncJob], Awaitable[Any]], Mapping[Optional[str], Callable[[AsyncJob], Awaitable[Any]]]
+            Callable[[AsyncJob], Awaitable[Any]], Mapping[Optional[str], Union[Callable[[AsyncJob], Awaitable[Any]], Kind]]
         ],
     ) -> dict[str, int]:
         """Like Worker.run_outside, for coroutine functions."""
-        return await self._work(self._async_executor, handler, False, True)
+        return await self._work(handler, False, True, "run_outside")
 
-    async def drain(self, handler: Union[Callable[..., Awaitable[Any]], Handlers], outside: bool = False) -> dict[str, int]:
+    async def drain(self, handler: Union[Callable[..., Awaitable[Any]], Handlers, None] = None, outside: bool = False) -> dict[str, int]:
         """Like Worker.drain, for coroutine functions."""
-        return await self._work(self._async_executor if outside else self._async_transaction_executor, handler, True, outside)
+        return await self._work(handler, True, outside, "drain")
 
 
 class _OverShards(_Worker):
@@ -347,6 +407,7 @@ class _OverShards(_Worker):
         attach: Optional[bool] = None,
         signals: bool = True,
         unknown_kind: Delay = 60,
+        never_retry: Sequence[type[BaseException]] = (),
         hooks: Union[Hooks, Mapping[str, Callable[..., Any]], None] = None,
     ) -> None:
         """Create a worker for one queue on all shards of a cluster.
@@ -359,18 +420,18 @@ class _OverShards(_Worker):
         concurrency: number of handlers that run at once, on all shards together.
         The other arguments are those of Worker.
         """
+        if not isinstance(queue, str):
+            raise TypeError(f"{type(self).__name__} serves one queue")
         super().__init__(
             router, queue, name=name, concurrency=concurrency, batch=batch, lease=lease, timeout=timeout,
-            grace=grace, attach=attach, signals=signals, unknown_kind=unknown_kind, hooks=hooks,
+            grace=grace, attach=attach, signals=signals, unknown_kind=unknown_kind, never_retry=never_retry, hooks=hooks,
         )  # fmt: skip
         if home is not None and not home and not roam:
             raise ValueError("a worker without home shards must have roam enabled, or it would never get a job; pass home, roam or both")
         self._shards = home, roam, shard_options
 
-    def _make_run(
-        self, make_executor: Callable[[Options, bool], Executor], handler: Callable[..., Any], once: bool
-    ) -> Union[Run, ClusterRun]:
-        return ClusterRun(self._options, *self._shards, make_executor, handler, once)
+    def _make_run(self, setups: Sequence[Setup], once: bool) -> Union[Run, ClusterRun]:
+        return ClusterRun(setups[0], *self._shards, once)
 
 
 class ClusterWorker(_OverShards, Worker):
@@ -386,14 +447,22 @@ class AsyncClusterWorker(_OverShards, AsyncWorker):
 
 
 def drain(
-    dsn: str, queue: str, handler: Union[Callable[..., Any], Handlers], outside: bool = False, **options: Any
+    dsn: str,
+    queue: Union[str, Mapping[str, QueueHandler]],
+    handler: Union[Callable[..., Any], Handlers, None] = None,
+    outside: bool = False,
+    **options: Any,
 ) -> dict[str, int]:
     """Run the jobs that are ready, for tests of an application.  Calls Worker.drain."""
     return Worker(dsn, queue, **options).drain(handler, outside)
 
 
 async def drain_async(
-    dsn: str, queue: str, handler: Union[Callable[..., Awaitable[Any]], Handlers], outside: bool = False, **options: Any
+    dsn: str,
+    queue: Union[str, Mapping[str, QueueHandler]],
+    handler: Union[Callable[..., Awaitable[Any]], Handlers, None] = None,
+    outside: bool = False,
+    **options: Any,
 ) -> dict[str, int]:
     """Like drain, for a coroutine function."""
     return await AsyncWorker(dsn, queue, **options).drain(handler, outside)

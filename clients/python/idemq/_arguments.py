@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from datetime import date, timedelta
-from typing import Any, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Mapping, Optional, Sequence, Union
 from uuid import UUID
 
 from .errors import Delay, Key, interval
@@ -29,7 +29,7 @@ def optional_text(name: str, value: Any) -> Optional[str]:
 def queue_argument(value: Any) -> str:
     """The name of one queue."""
     if isinstance(value, (list, tuple, set, frozenset)):
-        raise _refuse("queue", "the name of one queue as a str", value, ": make a separate call or worker for each queue")
+        raise _refuse("queue", "the name of one queue as a str", value, ": make a separate call for each queue, or give a worker a dict of handlers by queue")
     if not isinstance(value, str):
         raise _refuse("queue", "the name of a queue as a str", value)
     return str.__str__(value)
@@ -143,6 +143,48 @@ def options_of_a_job(
         "expires_in": delay_argument("expires_in", expires_in),
         "kind": optional_text("kind", kind),
     }
+
+
+def delay_text(name: str, value: Optional[Delay]) -> Optional[str]:
+    """A delay as text of an interval, or None."""
+    delay = delay_argument(name, value)
+    return f"{delay // timedelta(microseconds=1)} microseconds" if isinstance(delay, timedelta) else delay
+
+
+def time_text(name: str, value: Any) -> Optional[str]:
+    """A timestamp as text, or None."""
+    time = time_argument(name, value)
+    return time.isoformat() if isinstance(time, date) else time
+
+
+_COLUMNS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
+    "key": ("keys", lambda name, value: key_argument(value)),
+    "delay": ("delays", delay_text),
+    "run_at": ("run_ats", time_text),
+    "priority": ("priorities", optional_int),
+    "group_key": ("group_keys", optional_text),
+    "max_attempts": ("max_attempts", optional_int),
+    "headers": ("headers", lambda name, value: headers_argument(value)),
+    "expires_in": ("expires_ins", delay_text),
+    "key_ttl": ("key_ttls", delay_text),
+    "kind": ("kinds", optional_text),
+}
+"""For each option of a job of enqueue_many: the argument of the SQL function, and the check."""
+
+
+def options_of_many(jobs: Any) -> dict[str, list[Any]]:
+    """The arguments of idemq.enqueue_many for the options of jobs."""
+    if isinstance(jobs, (str, bytes, Mapping)) or not isinstance(jobs, Sequence):
+        raise _refuse("jobs", "a sequence of dicts", jobs)
+    for n, job in enumerate(jobs):
+        if not isinstance(job, Mapping):
+            raise _refuse(f"job {n}", "a dict", job)
+        if "payload" not in job:
+            raise TypeError(f"job {n} has no payload")
+        for name in job:
+            if name != "payload" and name not in _COLUMNS:
+                raise TypeError(f"job {n} has no option {name}")
+    return {column: [check(name, job.get(name)) for job in jobs] for name, (column, check) in _COLUMNS.items()}
 
 
 def members_of_graph(jobs: Any) -> Mapping[str, Mapping[str, Any]]:

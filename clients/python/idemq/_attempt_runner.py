@@ -15,32 +15,30 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-import math
-import os
-import threading
 import time
 import traceback
-from collections import Counter, deque
+from collections import deque
 from datetime import timedelta
-from typing import Any, Callable, Coroutine, NamedTuple, Optional, Sequence, TypeVar
-from uuid import uuid4
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 
 import psycopg
 from psycopg.types.json import Jsonb
 
 from . import _links, _pipeline, _trace
-from ._execution import SESSION_CHECK_INTERVAL, Execution, ExecutionResult
+from ._execution import Execution, ExecutionResult
 from ._executors import AttemptOver, Executor, Unsettled
-from ._forks import end_unless_in, must_be_in
+from ._failures import Breaker, is_from_server
+from ._forks import end_unless_in
 from ._group_commit import Ended, GroupCommit
+from ._handler_connection import BatchEnded
 from ._handler_slots import HandlerSlots
-from ._handlers import finished_result
+from ._handlers import Kind, finished_result
 from ._hooks import Failure, call_hook_safely
 from ._job import BaseJob
 from ._links import AnswerLost, AsyncLink, Link, ThreadLink
 from ._options import Options
-from ._silence import Silence
-from ._values import Row, json_text, jsonb_parameter, storable_text
+from ._shared import DRAIN_SETTLE_TIMEOUT, LOCK_PAUSE, Shared
+from ._values import json_text, jsonb_parameter, storable_text
 from .errors import (
     MAX_TEXT,
     AlreadyCommitted,
@@ -59,7 +57,6 @@ from .errors import (
 )
 
 log = logging.getLogger("idemq")
-T = TypeVar("T")
 
 ABANDON_AFTER = 5.0
 """Seconds from telling a handler to end until it is abandoned; DRAIN_ABANDON_AFTER after the grace period of a drain."""
@@ -75,8 +72,13 @@ CANCEL_INTERVAL = 0.5
 SHORTEST_ANSWER_TIMEOUT = 2.0
 """Lower limit of the time that a heartbeat may take, which is a third of the shortest lease."""
 SETTLE_TIMEOUT = 60.0
-"""Seconds within which the outcome of an attempt must be reported; DRAIN_SETTLE_TIMEOUT in a drain."""
-DRAIN_SETTLE_TIMEOUT = 10.0
+"""Seconds within which the outcome of an attempt must be reported, if the worker is not stopping."""
+MOST_HOLDS = 100
+"""How many attempts in a row that asked for a hold do not count."""
+MOST_LOSSES = 3
+"""How many attempts in a row that lost the server do not count."""
+RETRY_LOST_AFTER = "1 s"
+"""When such a job is ready again."""
 MAX_RERUNS = 3
 """How many times a transaction runs again at once."""
 SPLIT_COMMIT_FROM = 32
@@ -84,9 +86,9 @@ SPLIT_COMMIT_FROM = 32
 
 _FAIL = "SELECT idemq.fail(%s, %s, %s, %s::interval, permanent => %s, details => %s::jsonb)::text"
 _RELEASE = "SELECT idemq.release(%s, %s, %s::interval)::text"
-_GIVE_BACK = """SELECT (CASE WHEN (SELECT count(*) FROM (SELECT a.outcome FROM idemq.attempts a WHERE a.job_id = %s ORDER BY a.token DESC LIMIT 100) l
-    WHERE l.outcome = 'released') < 100 THEN idemq.release(%s, %s, %s::interval) ELSE idemq.fail(%s, %s, %s, %s::interval) END)::text"""
-"""Ends the attempt of a job that asked for a hold.  The first 100 such attempts in a row do not count."""
+_GIVE_BACK = """SELECT (CASE WHEN (SELECT count(*) FROM (SELECT a.outcome FROM idemq.attempts a WHERE a.job_id = %s ORDER BY a.token DESC LIMIT %s) l
+    WHERE l.outcome = 'released') < %s THEN idemq.release(%s, %s, %s::interval) ELSE idemq.fail(%s, %s, %s, %s::interval) END)::text"""
+"""Ends an attempt that does not count, unless the last ones in a row did not count either."""
 _HOLD_BACK = f"""WITH held AS MATERIALIZED (SELECT idemq.hold_back(%s, %s, least(%s::interval, (SELECT nullif(q.max_hold_back, '0') FROM idemq.jobs j
     JOIN idemq.queues q USING (queue_id) WHERE j.id = %s)), scope => %s::text)) {_GIVE_BACK} FROM held"""
 """Holds back, then ends the attempt, in one transaction."""
@@ -94,9 +96,9 @@ _RELEASE_MANY = "SELECT outcome::text FROM idemq.release_many(%s, %s)"
 _TRY_COMMIT = "SELECT idemq.try_commit(%s, %s, %s::jsonb)::text"
 _ASSERT_CURRENT = "SELECT idemq.assert_current(%s, %s)::text"
 _AWAIT_OUTCOME = "SELECT outcome FROM idemq.await_event(%s, %s, %s, %s::interval)"  # without the payload, which Python may be unable to decode
-_ENDED_BY_TOKEN = "(a.outcome IN ('failed', 'committed') OR (a.outcome = 'released' AND a.error IS NULL))"
+ENDED_BY_TOKEN = "(a.outcome IN ('failed', 'committed') OR (a.outcome = 'released' AND a.error IS NULL))"
 """Whether an attempt was ended by a call with its token.  If the lease was revoked, the error says so."""
-_STATUS = f"""SELECT j.status::text, j.attempt, (SELECT a.outcome FROM idemq.attempts a WHERE a.job_id = j.id AND a.token = %s AND {_ENDED_BY_TOKEN})
+_STATUS = f"""SELECT j.status::text, j.attempt, (SELECT a.outcome FROM idemq.attempts a WHERE a.job_id = j.id AND a.token = %s AND {ENDED_BY_TOKEN})
     FROM idemq.job(%s) j"""
 
 
@@ -104,7 +106,7 @@ def _reason(execution: Execution, error: BaseException) -> str:
     """The reason why a transaction of several jobs has not committed, if the error itself does not show it."""
     if execution.end_reason is not None:
         return execution.end_text
-    return text_of(error.__cause__ if isinstance(error, AttemptOver) else error)
+    return said(error) if isinstance(error, BatchEnded) else text_of(error.__cause__ if isinstance(error, AttemptOver) else error)
 
 
 class _JobNow(NamedTuple):
@@ -132,69 +134,51 @@ class AttemptRunner:
     """Runs claimed jobs, from their claim to their end."""
 
     def __init__(
-        self, options: Options, executors: Sequence[Executor], handler: Callable[..., Any], retry_connect: bool, slots: HandlerSlots
+        self,
+        shared: Shared,
+        options: Options,
+        executors: Sequence[Executor],
+        handler: Callable[..., Any],
+        kinds: Optional[Mapping[Optional[str], Kind]],
+        once: bool,
+        slots: HandlerSlots,
     ) -> None:
+        self.shared = shared
         self.options = options
-        self._slots = slots
-        self.counts: Counter[str] = Counter()
-        self._executors = executors
+        self.slots = slots
+        self.lock = shared.lock
+        self.call_loop, self.from_thread, self.ask_about_job = shared.call_loop, shared.from_thread, shared.ask_about_job
+        self.executors = executors
         self._handler = handler
-        self._control = AsyncLink(options.where, options.dsn, retry_connect)
-        self._process = os.getpid()
-        self._over = asyncio.Event()
-        """Set shortly before the time limit of a drain.  Then nothing is awaited any more."""
-        self._over_at = math.inf
-        self._over_timer: Optional[asyncio.TimerHandle] = None
-        self._silence = Silence(options.where, self._control)
-        # The threads of executors also record claims and ends.  Each such step is a single operation of the dict or set, and counts have a lock.
-        self._leased: dict[int, BaseJob] = {}  # by token, which is unique among attempts
-        self._executions: set[Execution] = set()
-        self.lock = threading.Lock()
-        self._unassigned: deque[BaseJob] = deque()
-        self._ending = asyncio.Event()
-        self._heartbeat_now = asyncio.Event()
-        self._next_heartbeat = 0.0
-        self._watch_now = asyncio.Event()
-        self._watch_at = 0.0
-        self._has_begun_handlers = False
-        """Whether a handler has begun since the last check."""
+        self._by_kind = kinds is not None
+        self._kinds = kinds or {}
+        self.breaker = Breaker()
+        self.probe: Optional[int] = None
+        """Token of the one job that may run while the breaker is open."""
+        self._once = once
+        self.unassigned: deque[BaseJob] = deque()
+        """Claimed jobs that no executor has."""
         self._to_commit: list[_ToCommit] = []
-        self._committing: dict[AsyncLink, asyncio.Task[None]] = {}
-        self._second = AsyncLink(f"{options.where}, for committing", options.dsn)
-        """The link for the second statement of SPLIT_COMMIT_FROM."""
-        self._opening: Optional[asyncio.Future[Any]] = None
-        """The task that opens it.  Until it is connected, one link is used."""
-        self._job_timeout: Optional[float] = None
+        self.committing: dict[AsyncLink, asyncio.Task[None]] = {}
+        self.opening: Optional[asyncio.Future[Any]] = None
+        """The task that opens the link for the second statement of SPLIT_COMMIT_FROM.  Until it is connected, one link is used."""
+        self.job_timeout: Optional[float] = None
         self._ended_late: list[BaseJob] = []
         """Jobs of this turn of the event loop whose handlers succeeded, but after their leases."""
         self._blocked_in_a_row = 0
-        """How many times in a row this happened.  Nothing is claimed before _claims_paused_until."""
-        self._claims_paused_until = 0.0
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
+        """How many times in a row this happened.  Nothing is claimed before claims_paused_until."""
+        self.claims_paused_until = 0.0
         self._loads = _pipeline.loads()
         self._lease = _text_of_interval(options.lease)
-        self._transacts = executors[0].link is not None
-        self._hook_tasks: set["asyncio.Task[None]"] = set()
-        """Tasks that call hooks."""
-        self.at_once = options.batch if self._transacts else 1
+        self.transacts = executors[0].link is not None
+        """Whether its handlers have transactions."""
+        self.at_once = options.batch if self.transacts else 1
         """Maximum number of jobs that an executor has at a time."""
         # If shards share slots, the event loop must know about each slot that is waiting.
-        self.group_commit: Optional[GroupCommit] = None
-        if executors[0].threads and not self._slots.shared:
-            self.group_commit = GroupCommit(self, ThreadLink(options.where, options.dsn, retry_connect))
-        self._worker_id = str(uuid4())
-        self._looks_soon = False
-        """Whether _look_at_ages will be called soon."""
-        for link in self.links():
-            link.on_silent = self._silence.note
-            link.worker = self._worker_id
-
-    def links(self) -> list[Link[Any]]:
-        links: list[Link[Any]] = [self._control, self._second]
-        if self.group_commit is not None:
-            links.append(self.group_commit.link)
-        return links + [executor.link for executor in self._executors if executor.link is not None]
+        self.group_commit = GroupCommit(self, shared.commits) if executors[0].threads and not slots.shared else None
+        for executor in executors:
+            if executor.link is not None:
+                shared.adopt(executor.link, shared.worker)
 
     # Claims.
 
@@ -202,13 +186,13 @@ class AttemptRunner:
         attach = self.options.attach
         if attach is None:
             # Without a transaction, a lost connection would let another attempt start while the handler is running.
-            attach = self._transacts and self.options.wait_dsn is None
+            attach = self.transacts and self.options.wait_dsn is None
         return attach and link.direct
 
     def claims(self, link: Link[Any], most: int) -> _pipeline.Values:
         """Parameters of a statement that claims, after the jobs that it ends."""
         options = self.options
-        values = options.queue, str(most), self._lease, options.name, "t" if self._attach(link) else "f"
+        values = options.queue, str(most), self._lease, options.worker_name, "t" if self._attach(link) else "f"
         return [None if value is None else value.encode() for value in values]
 
     @staticmethod
@@ -225,17 +209,16 @@ class AttemptRunner:
         jobs: list[BaseJob] = []
         attached = self._attach(link)
         for row in rows:
-            job: BaseJob = self._executors[0].job_class(self.options.queue, row[1:], asked_at, link, attached)
-            self._leased[job.token] = job
-            self._control.answer_timeout = min(
-                self._control.answer_timeout or _links.ANSWER_TIMEOUT, max(job._lease / 3, SHORTEST_ANSWER_TIMEOUT)
+            job: BaseJob = self.executors[0].job_class(self.options.queue, row[1:], asked_at, link, attached)
+            self.shared.leased[job.token] = job
+            self.shared.control.answer_timeout = min(
+                self.shared.control.answer_timeout or _links.ANSWER_TIMEOUT, max(job._lease / 3, SHORTEST_ANSWER_TIMEOUT)
             )
-            if job._heartbeat_at < self._next_heartbeat:
-                self.call_loop(self._heartbeat_now.set)
+            if job._heartbeat_at < self.shared.next_heartbeat:
+                self.call_loop(self.shared.heartbeat_now.set)
             jobs.append(job)
-        if jobs and not self._looks_soon:
-            self._looks_soon = True
-            self.call_loop(self._look_soon)
+        if jobs:
+            self.shared.has_claimed()
         return jobs
 
     def executions(self, jobs: Sequence[BaseJob], executor: Executor) -> list[Execution]:
@@ -250,11 +233,16 @@ class AttemptRunner:
 
     def may_claim(self) -> bool:
         """Whether a commit may also claim the next job."""
-        return not self._ending.is_set() and not self._slots.should_yield() and time.monotonic() >= self._claims_paused_until
+        return not (self.shared.ending.is_set() or self.breaker.is_open or self.slots.should_yield()) and time.monotonic() >= self.claims_paused_until
+
+    def holds_back(self, execution: Execution) -> bool:
+        """Whether an execution that has not begun must be given back, because its handler would probably fail."""
+        return self.breaker.is_open and execution.jobs[0].token != self.probe
 
     def may_begin(self, executor: Executor) -> bool:
         """Whether an executor may start its pending executions."""
-        if self._ending.is_set() and not executor.pending[0].begun:
+        first = executor.pending[0]
+        if not first.begun and (self.shared.ending.is_set() or self.holds_back(first)):
             return False
         return executor.link is None or executor.link.usable
 
@@ -266,13 +254,14 @@ class AttemptRunner:
         executor.pending.extend(self.executions(jobs, executor))
         return bool(jobs)
 
-    def _wake_idle_executors(self) -> None:
-        """Called when an attempt has ended.  In a run that ends with the last job, idle executors check again for jobs."""
+    def hand_out(self) -> None:
+        """Gives unassigned jobs to idle executors."""
         raise NotImplementedError
 
-    def _look_soon(self) -> None:
-        """Called when jobs have been claimed.  If they run for a while, the worker listens for the end of their attempts."""
-        raise NotImplementedError
+    def _attempt_ended(self) -> None:
+        """In a run that ends with the last job, idle executors look for jobs again, because this may have made another one ready."""
+        if self._once:
+            self.call_loop(self.shared.changed.set)
 
     # An attempt.
 
@@ -280,11 +269,18 @@ class AttemptRunner:
         """Called before the handler is called."""
         if execution.end_reason is not None:
             raise StaleToken("the lease was lost before the handler started")
-        execution.begin(self.options.timeout, self._job_timeout and self._job_timeout - min(TIMEOUT_MARGIN, self._job_timeout / 10))
-        self._executions.add(execution)
-        self._has_begun_handlers = True
-        if min(execution.ends_at, execution.lease_until, execution.session_check_at) < self._watch_at:
-            self.call_loop(self._watch_now.set)
+        self._set_limit(execution)
+        self.shared.executions.add(execution)
+        self.shared.has_begun_handlers = True
+        if min(execution.ends_at, execution.lease_until, execution.session_check_at) < self.shared.watch_at:
+            self.call_loop(self.shared.watch_now.set)
+
+    def _set_limit(self, execution: Execution) -> None:
+        """Begins its time.  Jobs that share a transaction have as long as all of them together."""
+        of_kinds = [kind.timeout for job in execution.jobs if (kind := self._kinds.get(job.kind)) is not None and kind.timeout is not None]
+        others = len(execution.jobs) - len(of_kinds)
+        of_kind = sum(of_kinds) + others * self.options.timeout if of_kinds else None
+        execution.begin(self.options.timeout, self.job_timeout and self.job_timeout - min(TIMEOUT_MARGIN, self.job_timeout / 10), of_kind)
 
     def call(self, job: BaseJob, *conn: Any) -> Any:
         """Calls a handler that is a function."""
@@ -292,7 +288,7 @@ class AttemptRunner:
         try:
             return self._call(job, *conn)
         finally:
-            end_unless_in(self._process)
+            end_unless_in(self.shared.process)
 
     def _call(self, job: BaseJob, *conn: Any) -> Any:
         if not _trace.installed() and self.options.hooks.around is None:
@@ -308,7 +304,7 @@ class AttemptRunner:
         try:
             return await self._call_async(job, *conn)
         finally:
-            end_unless_in(self._process)
+            end_unless_in(self.shared.process)
 
     async def _call_async(self, job: BaseJob, *conn: Any) -> Any:
         if not _trace.installed() and self.options.hooks.around is None:
@@ -336,7 +332,7 @@ class AttemptRunner:
         """Records that a handler has succeeded.  Returns False if the event loop must do more."""
         if execution.end_reason is not None or execution.jobs[0].waiting is not None:
             return False
-        self._executions.discard(execution)
+        self.shared.executions.discard(execution)
         if not end.committed and time.monotonic() > execution.lease_until:
             self.call_loop(self._pause_claims, execution.jobs[0])
         return True
@@ -345,48 +341,32 @@ class AttemptRunner:
         """Records that a transaction has been committed."""
         for job in execution.jobs:
             self._record_outcome(job, "committed")
-        self._wake_idle_executors()
-
-    def call_loop(self, function: Callable[..., Any], *args: Any) -> None:
-        """Makes the event loop call a function soon.  Any thread may call it."""
-        if os.getpid() != self._process:
-            return
-        if threading.get_ident() == self._thread:
-            function(*args)
-            return
-        try:
-            self._loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:
-            pass  # it has ended
+        self._attempt_ended()
 
     async def settle(self, executor: Executor, unsettled: Unsettled) -> None:
         """Settles an execution that an executor has passed to the event loop."""
         execution, end = unsettled
         if execution.end_task is not None and not end.hangs:
             await execution.end_task
-        if end.committed or end.error is None:
-            self._executions.discard(execution)
+        if execution.jobs[0].wait_stored:
+            self.shared.executions.discard(execution)
+            self._record_outcome(execution.jobs[0], "waiting")  # whatever the handler did afterwards
+            await executor.reset_connection(end)
+        elif end.committed or end.error is None:
+            self.shared.executions.discard(execution)
             if end.committed:
-                return
-            if execution.jobs[0].waiting is not None:
-                self._record_outcome(execution.jobs[0], "waiting")  # whatever the handler did afterwards
-                await executor.reset_connection(end)
                 return
             if time.monotonic() > execution.lease_until:
                 self._pause_claims(execution.jobs[0])
             await self.commit(executor, execution.jobs, end.value)
-            return
-        if executor.link is None:
-            self._executions.discard(execution)
-            if execution.jobs[0].waiting is not None:
-                self._record_outcome(execution.jobs[0], "waiting")
-            else:
-                await self._slots.lend_while(self._settle_uncommitted(execution.jobs[0], execution, end.error))
+        elif executor.link is None:
+            self.shared.executions.discard(execution)
+            await self.slots.lend_while(self._settle_uncommitted(execution.jobs[0], execution, end.error))
             await executor.reset_connection(end)
         elif await self._runs_again(executor, executor.link, execution, end):
             executor.pending.appendleft(execution)
         else:
-            self._executions.discard(execution)
+            self.shared.executions.discard(execution)
             await self._handle_failure(executor, execution, end)
 
     async def _runs_again(self, executor: Executor, link: Link[Any], execution: Execution, end: ExecutionResult) -> bool:
@@ -412,7 +392,7 @@ class AttemptRunner:
         if link is None or link.usable:
             return True
         work = self._reconnect(link, execution)
-        await (self._slots.lend_while(work) if self._slots.shared else work)
+        await (self.slots.lend_while(work) if self.slots.shared else work)
         return execution.end_reason is None and link.usable
 
     async def _handle_failure(self, executor: Executor, execution: Execution, end: ExecutionResult) -> None:
@@ -428,7 +408,7 @@ class AttemptRunner:
             executor.pending.extendleft(reversed(singles))
             return
         for job in jobs:
-            await self._slots.lend_while(self._settle_uncommitted(job, execution, end.error))
+            await self.slots.lend_while(self._settle_uncommitted(job, execution, end.error))
         # Not earlier, because attached leases end with the session, and then the attempt counts.
         await executor.reset_connection(end)
 
@@ -437,8 +417,8 @@ class AttemptRunner:
         the old object."""
         again = copy.copy(job)
         again._cancelled = None
-        if job.token in self._leased:
-            self._leased[job.token] = again
+        if job.token in self.shared.leased:
+            self.shared.leased[job.token] = again
         return again
 
     async def _reconnect(self, link: Link[Any], execution: Execution) -> None:
@@ -446,7 +426,7 @@ class AttemptRunner:
         task = asyncio.ensure_future(link.ready())
         either: set["asyncio.Future[Any]"] = {task, execution.end_requested}
         if not execution.begun:
-            execution.begin(self.options.timeout, self._job_timeout and self._job_timeout - min(TIMEOUT_MARGIN, self._job_timeout / 10))
+            self._set_limit(execution)
         left = max(execution.ends_at - time.monotonic(), 0)
         await asyncio.wait(either, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         task.cancel()
@@ -454,45 +434,9 @@ class AttemptRunner:
 
     # The end of its time.
 
-    async def _watch(self) -> None:
-        """Ends handlers whose time or lease is over, and checks the sessions to which leases are attached."""
-        while True:
-            now = time.monotonic()
-            self._silence.look(list(self._executions), now)
-            # While handlers start and end often, it checks regularly, so that not every handler wakes the event loop.
-            self._watch_at = now + (SESSION_CHECK_INTERVAL if self._executions or self._has_begun_handlers else 3600)
-            self._has_begun_handlers = False
-            for execution in list(self._executions):
-                if execution.end_reason is not None or execution.ended:
-                    continue
-                # In a transaction, the job's row is locked, so the handler may take longer than the lease.
-                until = execution.ends_at if execution.locked else min(execution.ends_at, execution.lease_until)
-                if until <= now:
-                    execution.request_end("time" if until == execution.ends_at or self.time_is_over(execution, now) else "cut off")
-                    continue
-                if not execution.locked and execution.jobs[0]._link is not None:
-                    if execution.session_check_at <= now:
-                        self._check_sessions(execution)
-                        execution.session_check_at = now + SESSION_CHECK_INTERVAL
-                    until = min(until, execution.session_check_at)
-                self._watch_at = min(self._watch_at, until)
-            self._watch_now.clear()
-            try:
-                await asyncio.wait_for(self._watch_now.wait(), max(self._watch_at - time.monotonic(), 0))
-            except asyncio.TimeoutError:
-                pass
-
     def time_is_over(self, execution: Execution, now: float) -> bool:
         """Whether a lease has ended because of the queue's job_timeout."""
-        return self._job_timeout is not None and execution.claimed_at + self._job_timeout < now + 0.05
-
-    def _check_sessions(self, execution: Execution) -> None:
-        """Sends heartbeats for leases whose session seems to have ended."""
-        for job in execution.jobs:
-            link = job._link
-            if link is not None and (link.connections != job._session or link.has_ended()):
-                job._heartbeat_at = time.monotonic()
-                self._heartbeat_now.set()
+        return self.job_timeout is not None and execution.claimed_at + self.job_timeout < now + 0.05
 
     def enforce_end(self, execution: Execution) -> None:
         """Enforces the end of a handler that was told to end."""
@@ -501,7 +445,7 @@ class AttemptRunner:
     async def _enforce_end(self, execution: Execution) -> None:
         if execution.ended:
             return
-        give_up = time.monotonic() + (DRAIN_ABANDON_AFTER if self._ending.is_set() else ABANDON_AFTER)
+        give_up = time.monotonic() + (DRAIN_ABANDON_AFTER if self.shared.ending.is_set() else ABANDON_AFTER)
         interrupting = asyncio.ensure_future(execution.executor.interrupt(execution))
         again = time.monotonic() + CANCEL_INTERVAL
         while not execution.ended and time.monotonic() < give_up:
@@ -520,9 +464,9 @@ class AttemptRunner:
         """Called when a lease expired before its handler ended, because the blocked event loop could not renew it.
         This worker might claim the same jobs again and again, so it claims nothing for a while."""
         if not self._ended_late:
-            self._claims_paused_until = time.monotonic() + min(2.0**self._blocked_in_a_row, 60)
+            self.claims_paused_until = time.monotonic() + min(2.0**self._blocked_in_a_row, 60)
             self._blocked_in_a_row += 1
-            self._loop.call_soon(self._log_blocked_loop)
+            self.shared.loop.call_soon(self._log_blocked_loop)
         self._ended_late.append(job)
 
     def _log_blocked_loop(self) -> None:
@@ -532,7 +476,7 @@ class AttemptRunner:
             "%s: %d handlers ended after their leases had expired, because the event loop was blocked for longer "
             "than a lease and could not send heartbeats. Jobs: %s%s. Run blocking calls with asyncio.to_thread, "
             "or give the queue a longer lease. Claims pause for %g s", self.options.queue, len(late), names, " and more" if len(late) > 3 else "",
-            max(self._claims_paused_until - time.monotonic(), 0),
+            max(self.claims_paused_until - time.monotonic(), 0),
         )  # fmt: skip
 
     # The end of an attempt.
@@ -552,7 +496,7 @@ class AttemptRunner:
         elif not await self._record_arrived_events(job):
             pass
         elif execution.end_reason == "time":
-            await self._fail_or_release(job, f"stopped after {execution.seconds:g} s (job_timeout)", {"timeout": execution.seconds})
+            await self._fail_or_release(job, f"stopped after {execution.seconds:g} s ({execution.limit})", {"timeout": execution.seconds})
         elif execution.end_reason is not None:
             await self._release(job)
         elif isinstance(waiting, Waiting):
@@ -564,16 +508,19 @@ class AttemptRunner:
     async def _fail_or_release(
         self, job: BaseJob, text: str, details: Optional[dict[str, Any]] = None, error: Optional[BaseException] = None
     ) -> None:
-        """Fails the job or, after a Snooze or HoldBack, releases it.  The text of the error is read inside the try block, because the
-        error may be of any class.  If the server refuses the hold, the job is released without one.  The first 100 such attempts in a
-        row do not count, either."""
+        """Fails the job or, after a Snooze, a HoldBack or the loss of the server, releases it.  The text of the error is read inside the
+        try block, because the error may be of any class.  If the server refuses the hold, the job is released without one.  The first
+        100 such attempts in a row do not count, either."""
+        own_server = error is not None and not self.transacts and is_from_server(error, self.shared.control.conn)
 
         def statement(level: int) -> tuple[str, tuple[Any, ...]]:
             delay = interval(error.delay) if isinstance(error, (RetryLater, Snooze, HoldBack)) and level < 2 else None
+            if delay is None and level < 2 and job.kind in self._kinds:
+                delay = self._kinds[job.kind].delay_after(job.attempt)
             if isinstance(error, HoldBack) and level < 2:
                 attempt = job.id, job.token
                 why = storable_text(text).encode("ascii", "backslashreplace").decode()[:1000]
-                end = job.id, *attempt, delay, *attempt, why, delay
+                end = job.id, MOST_HOLDS, MOST_HOLDS, *attempt, delay, *attempt, why, delay
                 return (_HOLD_BACK, (*attempt, delay, job.id, error.scope, *end)) if level == 0 else (_GIVE_BACK, end)
             if isinstance(error, Snooze) and level < 2:
                 return _RELEASE, (job.id, job.token, delay)
@@ -581,14 +528,35 @@ class AttemptRunner:
             told = storable_text(text) if level == 0 else storable_text(text).encode("ascii", "backslashreplace").decode()[:1000]
             if level == 2 and isinstance(error, (RetryLater, Snooze, HoldBack)):
                 told += " (the delay is not a valid interval)"
+            if own_server and level < 2:
+                end = job.id, MOST_LOSSES, MOST_LOSSES, job.id, job.token, RETRY_LOST_AFTER, job.id, job.token, told, delay
+                return _GIVE_BACK, end
             more = (details if error is None else _details(error)) if level == 0 else None
-            return _FAIL, (job.id, job.token, told, delay, isinstance(error, Dead), jsonb_parameter("details", more))
+            return _FAIL, (job.id, job.token, told, delay, permanent, jsonb_parameter("details", more))
+
+        kind_of_error = type(error)
+        permanent = issubclass(kind_of_error, (Dead, *self.options.never_retry)) and not issubclass(kind_of_error, (RetryLater, Snooze, HoldBack))
 
         outcome = await self._settle_with(job, statement)
         now = await self._job_after(job, outcome)
         self._record_outcome(job, _ended_as(outcome, now))
+        if outcome == "released" and own_server:
+            log.warning("%s %d: attempt %d is given back, because the connection to the server was lost: %s", self.options.queue, job.id, job.attempt, text)
         if outcome not in ("released", "already_committed"):
             self._report_failure(job, outcome, text, error, now)
+        if outcome in ("retrying", "dead") and not self._once:
+            self._note_failure(job, error if error is not None else TimeoutError(text), text)
+
+    def _note_failure(self, job: BaseJob, error: BaseException, text: str) -> None:
+        with self.lock:
+            opened, pause = self.breaker.failed(job.kind if self._by_kind else None, error)
+        if pause > 0:
+            self.claims_paused_until = max(self.claims_paused_until, time.monotonic() + pause)
+        if opened:
+            log.error(
+                "%s%s: ten attempts in a row have failed with the same error, so the worker runs one job at a time until one succeeds: %s",
+                self.options.queue, f", kind {job.kind}" if self._by_kind and job.kind is not None else "", text,
+            )  # fmt: skip
 
     async def _job_after(self, job: BaseJob, outcome: str) -> Optional[_JobNow]:
         """The state of the job if the end was reported too late, because the server may have ended the attempt, and the job, itself.
@@ -596,10 +564,10 @@ class AttemptRunner:
         if outcome != "stale":
             return None
         try:
-            rows = await self.within(self._control.ask(_STATUS, (job.token, job.id)), _links.ANSWER_TIMEOUT)
+            rows = await self.shared.within(self.shared.control.ask(_STATUS, (job.token, job.id)), _links.ANSWER_TIMEOUT)
         except (AnswerLost, psycopg.Error, asyncio.TimeoutError):
             return None
-        return _JobNow(rows[0][0], rows[0][1] == job.attempt, None if self._transacts else rows[0][2]) if rows else None
+        return _JobNow(rows[0][0], rows[0][1] == job.attempt, None if self.transacts else rows[0][2]) if rows else None
 
     def _report_failure(
         self, job: BaseJob, outcome: str, text: str, error: Optional[BaseException], now: Optional[_JobNow] = None
@@ -618,13 +586,8 @@ class AttemptRunner:
             self.call_loop(self._call_failed_hook, job, failure)
 
     def _call_failed_hook(self, job: BaseJob, failure: Failure) -> None:
-        coroutines = not self._executors[0].threads
-        self._begin_hook_task(call_hook_safely("failed", self.options.hooks.failed, coroutines, job, failure))
-
-    def _begin_hook_task(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._hook_tasks.add(task)
-        task.add_done_callback(self._hook_tasks.discard)
+        coroutines = not self.executors[0].threads
+        self.shared.begin_hook_task(call_hook_safely("failed", self.options.hooks.failed, coroutines, job, failure))
 
     async def _report_lost(self, job: BaseJob, outcome: str, cause: Optional[BaseException]) -> None:
         now = await self._job_after(job, "stale")
@@ -679,18 +642,18 @@ class AttemptRunner:
         """Releases jobs that were not started."""
         values = [job.id for job in jobs], [job.token for job in jobs]
         try:
-            await self.within(self._control.ask(_RELEASE_MANY, values), DRAIN_SETTLE_TIMEOUT)
+            await self.shared.within(self.shared.control.ask(_RELEASE_MANY, values), DRAIN_SETTLE_TIMEOUT)
         except (AnswerLost, psycopg.Error, asyncio.TimeoutError) as error:
             self._leave_to_leases(jobs, error)
             return
         for job in jobs:
-            self._leased.pop(job.token, None)
+            self.shared.leased.pop(job.token, None)
 
     def _leave_to_leases(self, jobs: Sequence[BaseJob], error: BaseException) -> None:
         text = said(error).strip() or type(error).__name__
         log.error("%s: %d jobs wait until their leases expire: %s", self.options.queue, len(jobs), text)
         for job in jobs:
-            self._leased.pop(job.token, None)
+            self.shared.leased.pop(job.token, None)
 
     async def _settle_with(
         self,
@@ -702,17 +665,19 @@ class AttemptRunner:
         """Repeats a statement until the server has answered.  If the server refuses a value, the statement is sent with fewer values.
 
         refused, ended: lists for the errors that refused a value, and those that show that the attempt has ended."""
-        give_up = time.monotonic() + (DRAIN_SETTLE_TIMEOUT if self._ending.is_set() else SETTLE_TIMEOUT)
+        give_up = time.monotonic() + (DRAIN_SETTLE_TIMEOUT if self.shared.ending.is_set() else SETTLE_TIMEOUT)
         pause = 1.0
         level = 0
         outcome = "waiting until its lease expires"
         while True:
             try:
                 left = max(give_up - time.monotonic(), 0.01)
-                outcome = (await self.within(self._control.ask(*statement(level)), left))[0][0]
+                outcome = (await self.shared.within(self.shared.control.ask(*statement(level)), left))[0][0]
                 break
             except AnswerLost:
                 continue  # executed or not, the repeated statement returns the outcome
+            except psycopg.errors.LockNotAvailable:
+                await asyncio.sleep(LOCK_PAUSE)
             except (StaleToken, NoSuchJob, AlreadyCommitted) as error:
                 outcome = "already_committed" if isinstance(error, AlreadyCommitted) else "stale"
                 if ended is not None:
@@ -730,37 +695,22 @@ class AttemptRunner:
                     continue
                 log.error("%s %d: %s; trying again", self.options.queue, job.id, said(error).strip())
                 try:
-                    await self.within(asyncio.sleep(min(pause, max(give_up - time.monotonic(), 0))), pause + 1)
+                    await self.shared.within(asyncio.sleep(min(pause, max(give_up - time.monotonic(), 0))), pause + 1)
                 except asyncio.TimeoutError:
                     break
                 pause *= 2
         return outcome
 
-    async def within(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
-        """The result of work.  Raises TimeoutError if it takes longer than this many seconds, or beyond the time limit of a drain."""
-        task = asyncio.ensure_future(work)
-        over = asyncio.ensure_future(self._over.wait())
-        try:
-            await asyncio.wait({task, over}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return await task
-            raise asyncio.TimeoutError
-        finally:
-            over.cancel()
-            task.cancel()
-
-    def end_within(self, seconds: float) -> None:
-        """Stops all waiting after this many seconds."""
-        if time.monotonic() + seconds < self._over_at:
-            self._over_at = time.monotonic() + seconds
-            if self._over_timer is not None:
-                self._over_timer.cancel()
-            self._over_timer = self._loop.call_later(seconds, self._over.set)
-
     def _record_outcome(self, job: BaseJob, outcome: str) -> None:
-        self._leased.pop(job.token, None)
+        self.shared.leased.pop(job.token, None)
+        closed = False
         with self.lock:
-            self.counts["committed" if outcome == "already_committed" else outcome] += 1
+            self.shared.counts["committed" if outcome == "already_committed" else outcome] += 1
+            if outcome == "committed":
+                closed = self.breaker.succeeded(job.kind if self._by_kind else None)
+        if closed:
+            log.info("%s: an attempt has succeeded, so the worker runs %d jobs at a time again", self.options.queue, self.options.concurrency)
+            self.claims_paused_until = 0.0
         if outcome == "committed":
             self._blocked_in_a_row = 0
             log.debug("%s %d: committed", self.options.queue, job.id)
@@ -769,13 +719,13 @@ class AttemptRunner:
         """Commits an executor's jobs that have no transaction.  Jobs that end while a statement is under way share
         the next one.  An executor without other jobs continues with the jobs that the statement claims.  An executor with more jobs
         starts them only afterwards, because its next job could end the executor's session and with it the leases of these jobs."""
-        answer: "asyncio.Future[list[BaseJob]]" = self._loop.create_future()
+        answer: "asyncio.Future[list[BaseJob]]" = self.shared.loop.create_future()
         self._queue_commit(_ToCommit(jobs, results, answer, not executor.pending))
 
         async def wait() -> list[BaseJob]:
             return await answer
 
-        claimed = await (self._slots.lend_while(wait()) if self._slots.shared else answer)
+        claimed = await (self.slots.lend_while(wait()) if self.slots.shared else answer)
         executor.pending.extend(self.executions(claimed, executor))
 
     def commit_soon(self, ended: Ended) -> None:
@@ -784,34 +734,34 @@ class AttemptRunner:
 
     def _queue_commit(self, ended: _ToCommit) -> None:
         self._to_commit.append(ended)
-        if not self._committing:
-            self._begin_committing(self._control)
+        if not self.committing:
+            self._begin_committing(self.shared.control)
 
     def _begin_committing(self, link: AsyncLink) -> None:
-        self._committing[link] = asyncio.create_task(self._commit_all(link))
+        self.committing[link] = asyncio.create_task(self._commit_all(link))
 
     async def _commit_all(self, link: AsyncLink) -> None:
         while self._to_commit and self._may_commit_on(link):
             # Jobs that end in this turn of the event loop are included.
             await asyncio.sleep(0)
             count = len(self._to_commit)
-            other = self._second if link is self._control else self._control
-            if count >= SPLIT_COMMIT_FROM and other not in self._committing and self._may_commit_on(other):
+            other = self.shared.second if link is self.shared.control else self.shared.control
+            if count >= SPLIT_COMMIT_FROM and other not in self.committing and self._may_commit_on(other):
                 count = (count + 1) // 2
                 self._begin_committing(other)
             batch, self._to_commit = self._to_commit[:count], self._to_commit[count:]
             if batch:
                 await self._commit_together(batch, link)
-        del self._committing[link]
-        if self._to_commit and not self._committing:
-            self._begin_committing(self._control)
+        del self.committing[link]
+        if self._to_commit and not self.committing:
+            self._begin_committing(self.shared.control)
 
     def _may_commit_on(self, link: AsyncLink) -> bool:
         """Whether a link can be used.  The second one is opened in the background."""
-        if link is self._control or link.usable:
+        if link is self.shared.control or link.usable:
             return True
-        if self._opening is None or self._opening.done():
-            self._opening = asyncio.ensure_future(link.ready())
+        if self.opening is None or self.opening.done():
+            self.opening = asyncio.ensure_future(link.ready())
         return False
 
     async def _commit_together(self, batch: Sequence[_ToCommit], link: AsyncLink) -> None:
@@ -830,7 +780,8 @@ class AttemptRunner:
             if part.answer is not None and not part.answer.done():
                 most = self.at_once if part.claims else 0
                 part.answer.set_result([claimed.popleft() for _ in range(min(most, len(claimed)))])
-        self._unassigned.extend(claimed)
+        self.unassigned.extend(claimed)
+        self.hand_out()
 
     def _commit_message(self, ended: Ended, link: Link[Any], executors: int) -> list[_pipeline.Step]:
         ends = self.ends([job for job, _ in ended], [result for _, result in ended])
@@ -843,14 +794,14 @@ class AttemptRunner:
         outcomes = {row[2]: row[0] for row in rows if row[0] != "claimed"}
         for job, _ in ended:
             self._report_committed(job, outcomes.get(job.token, "not_found"))
-        self._wake_idle_executors()
+        self._attempt_ended()
         return self._take([row for row in rows if row[0] == "claimed"], asked_at, link)
 
     async def _commit_batch(self, ended: Ended, executors: int, link: AsyncLink) -> list[BaseJob]:
         asked_at = time.monotonic()
         try:
             # Otherwise the link could have reconnected since the statement was built.
-            await self.within(link.ready(), _links.ANSWER_TIMEOUT)
+            await self.shared.within(link.ready(), _links.ANSWER_TIMEOUT)
             answers = await link.exchange(self._commit_message(ended, link, executors))
         except (AnswerLost, psycopg.Error, asyncio.TimeoutError) as error:
             await self._commit_each(ended, error)
@@ -859,29 +810,29 @@ class AttemptRunner:
 
     def commit_from_thread(self, ended: Ended, executors: int) -> list[BaseJob]:
         """Like _commit_batch, called by an executor's thread for all executors."""
-        assert self.group_commit is not None
-        link = self.group_commit.link
-        asked_at = time.monotonic()
-        try:
-            if not link.usable:
-                self.from_thread(self.within(link.ready(), _links.ANSWER_TIMEOUT))
-            link.in_use = True
+        link = self.shared.commits
+        with self.shared.commits_lock:
+            asked_at = time.monotonic()
             try:
-                answers = link.exchange_in_thread(self._commit_message(ended, link, executors))
-            finally:
-                link.in_use = False
-        except (psycopg.Error, OSError, asyncio.TimeoutError) as error:
-            self.from_thread(self._commit_each_after(ended, error, link))
-            return []
+                if not link.usable:
+                    self.from_thread(self.shared.within(link.ready(), _links.ANSWER_TIMEOUT))
+                link.in_use = True
+                try:
+                    answers = link.exchange_in_thread(self._commit_message(ended, link, executors))
+                finally:
+                    link.in_use = False
+            except (psycopg.Error, OSError, asyncio.TimeoutError) as error:
+                self.from_thread(self._commit_each_after(ended, error, link))
+                return []
         return self._apply_commit_answers(ended, answers, asked_at, link)
 
     async def _commit_each_after(self, ended: Ended, error: BaseException, link: ThreadLink) -> None:
         if link.conn is not None and _links.is_lost(link.conn, error):
             await link.drop(error)
-            for job in list(self._leased.values()):
+            for job in list(self.shared.leased.values()):
                 if job._link is link:  # its lease has ended with the session, if the server is running
                     job._heartbeat_at = time.monotonic()
-            self._heartbeat_now.set()
+            self.shared.heartbeat_now.set()
         await self._commit_each(ended, error)
 
     async def _commit_each(self, ended: Ended, error: BaseException) -> None:
@@ -893,12 +844,12 @@ class AttemptRunner:
         refused: list[psycopg.Error] = []
 
         def statement(level: int) -> tuple[str, tuple[Any, ...]]:
-            if level > 0 and self._transacts and refused:
+            if level > 0 and self.transacts and refused:
                 return _FAIL, (job.id, job.token, storable_text(text_of(refused[0])), None, False, Jsonb(_details(refused[0])))
             return _TRY_COMMIT, (job.id, job.token, result if level == 0 else None)
 
         outcome = await self._settle_with(job, statement, refused)
-        if refused and self._transacts:
+        if refused and self.transacts:
             self._record_outcome(job, outcome)
             self._report_failure(job, outcome, text_of(refused[0]), refused[0])
         else:
@@ -906,8 +857,8 @@ class AttemptRunner:
 
     def _report_committed(self, job: BaseJob, outcome: str, asked: bool = False) -> None:
         if outcome == "stale" or (outcome == "not_found" and not asked):
-            self._leased.pop(job.token, None)
-            self.call_loop(self._begin_hook_task, self._report_not_committed(job, outcome))
+            self.shared.leased.pop(job.token, None)
+            self.call_loop(self.shared.begin_hook_task, self._report_not_committed(job, outcome))
         else:
             # Not found: the commit whose answer was lost has deleted the job, in a queue that keeps no jobs.
             self._record_outcome(job, "committed" if outcome == "not_found" else outcome)
@@ -923,45 +874,6 @@ class AttemptRunner:
             self.options.queue, job.id, outcome if now is None else f"{outcome}; the job is {now.status}",
         )  # fmt: skip
         self._notify_failed(job, "stale", StaleToken("the lease was lost"), now)
-
-    # Requests of a handler without a transaction.
-
-    async def ask_about_job(self, job: BaseJob, sql: str, values: Sequence[Any], anyway: bool = False) -> list[Row]:
-        """The rows of a statement about a job, which is repeated if its answer is lost.
-
-        It is repeated until the attempt is told to end, or with `anyway` for a while longer, because the report is still true.
-        """
-        execution = job._execution
-        assert execution is not None
-        must_be_in(self._process)
-        while True:
-            task = asyncio.ensure_future(self._control.ask(sql, values))
-            either: set["asyncio.Future[Any]"] = {task, execution.end_requested}
-            try:
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-                if not task.done():
-                    await asyncio.wait({task}, timeout=DRAIN_SETTLE_TIMEOUT if anyway else 1)
-                if not task.done():
-                    raise StaleToken(f"the attempt was stopped ({execution.end_text}), and the server is not responding")
-                return await task
-            except AnswerLost:
-                if execution.end_requested.done() and not anyway:
-                    raise StaleToken(f"the attempt was stopped ({execution.end_text}), and the server is not responding") from None
-            except (StaleToken, NoSuchJob, AlreadyCommitted):
-                execution.request_end("lost")
-                raise
-            finally:
-                task.cancel()
-
-    def from_thread(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs such work for a handler that is a function."""
-        try:
-            must_be_in(self._process)
-        except RuntimeError:
-            work.close()
-            raise
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
 
 def _ended_as(outcome: str, now: Optional[_JobNow]) -> str:
     """The outcome of an attempt that the server has called stale."""

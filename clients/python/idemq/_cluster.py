@@ -17,17 +17,15 @@ import asyncio
 import logging
 from collections import Counter
 from dataclasses import replace
-from typing import Any, Callable, Collection, Optional
+from typing import Callable, Collection, Optional
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from . import _signals
-from ._executors import Executor
 from ._handler_slots import ShardSlots, SlotPool
 from ._links import ANSWER_TIMEOUT, Address, AnswerLost, AsyncLink
-from ._options import Options
-from ._run import Run
+from ._run import Run, Setup
 from .errors import sqlstate
 
 log = logging.getLogger("idemq")
@@ -158,21 +156,18 @@ class ClusterRun:
 
     def __init__(
         self,
-        options: Options,
+        setup: Setup,
         home: Optional[Collection[int]],
         roam: bool,
         shard_options: str,
-        make_executor: Callable[[Options, bool], Executor],
-        handler: Callable[..., Any],
         once: bool,
     ) -> None:
+        self._setup, options = setup, setup.options
         assert isinstance(options.dsn, str)
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._options = options
         self._home = home
         self._roam = roam
-        self._make_executor = make_executor
-        self._handler = handler
         self._once = once
         self._map = ShardMap(options.dsn, shard_options, not once)
         self._pool = SlotPool(options.concurrency)
@@ -184,7 +179,7 @@ class ClusterRun:
 
     async def main(self) -> Counter[str]:
         """Runs until it is told to stop, or no shard has anything to do.  Returns the number of attempts by outcome."""
-        with _signals.stop_on_signals(self._loop, self._options.signals, self.stop):
+        with _signals.stop_on_signals(self.loop, self._options.signals, self.stop):
             return await self._main()
 
     async def _main(self) -> Counter[str]:
@@ -257,11 +252,8 @@ class ClusterRun:
 
     def _begin(self, shard: Shard, home: bool) -> None:
         options = replace(self._options, dsn=shard, signals=False, where=f"shard {shard.number}")
-        executors = [self._make_executor(options, not self._once) for _ in range(options.concurrency)]
         run = Run(
-            options,
-            executors,
-            self._handler,
+            [self._setup._replace(options=options)],
             self._once,
             ShardSlots(self._pool, home),
             lambda error: self._refused(shard.number, error),

@@ -1,13 +1,11 @@
 """Functions with which a program declares queues, topic spaces and handlers whenever it starts.
 
-Each call is one statement in the transaction of the given connection.  Await it if that is an AsyncConnection.
+The first argument of each is a connection.  Each call is one statement in its transaction.  Await it if that is an AsyncConnection.
 """
 
 from __future__ import annotations
 
-from typing import Any, Awaitable, NamedTuple, Optional, Union, overload
-
-from psycopg import AsyncConnection, Connection
+from typing import Any, NamedTuple, Optional
 
 from ._arguments import (
     bool_argument,
@@ -20,8 +18,7 @@ from ._arguments import (
     queue_argument,
     text_argument,
 )
-from ._producer import ask
-from ._values import AnyConnection, require_connection
+from ._statements import Statement, statement
 from .errors import Delay
 
 _ENSURE_QUEUE = """SELECT outcome, changes
@@ -54,9 +51,8 @@ class Ensured(NamedTuple):
     """If the outcome is "changed", the settings that were changed, each with "from" and "to"."""
 
 
-@overload
+@statement
 def ensure_queue(
-    conn: Connection[Any],
     queue: str,
     *,
     exact: bool = False,
@@ -86,78 +82,7 @@ def ensure_queue(
     max_unfinished: Optional[int] = None,
     group_max_unfinished: Optional[int] = None,
     notify_finished: Optional[bool] = None,
-) -> Ensured:
-    ...
-
-
-@overload
-def ensure_queue(
-    conn: AsyncConnection[Any],
-    queue: str,
-    *,
-    exact: bool = False,
-    lease: Optional[Delay] = None,
-    max_attempts: Optional[int] = None,
-    retry_base: Optional[Delay] = None,
-    retry_factor: Optional[float] = None,
-    retry_max: Optional[Delay] = None,
-    retry_jitter: Optional[float] = None,
-    retention: Optional[Delay] = None,
-    idempotency_window: Optional[Delay] = None,
-    max_running: Optional[int] = None,
-    rate_limit: Optional[int] = None,
-    rate_period: Optional[Delay] = None,
-    dead_letter_queue: Optional[str] = None,
-    dead_retention: Optional[Delay] = None,
-    max_lease: Optional[Delay] = None,
-    job_timeout: Optional[Delay] = None,
-    dead_letter_cancelled: Optional[bool] = None,
-    group_max_running: Optional[int] = None,
-    group_rate_limit: Optional[int] = None,
-    group_rate_period: Optional[Delay] = None,
-    expect_workers: Optional[bool] = None,
-    rate_burst: Optional[int] = None,
-    group_rate_burst: Optional[int] = None,
-    max_hold_back: Optional[Delay] = None,
-    max_unfinished: Optional[int] = None,
-    group_max_unfinished: Optional[int] = None,
-    notify_finished: Optional[bool] = None,
-) -> Awaitable[Ensured]:
-    ...
-
-
-def ensure_queue(
-    conn: AnyConnection,
-    queue: str,
-    *,
-    exact: bool = False,
-    lease: Optional[Delay] = None,
-    max_attempts: Optional[int] = None,
-    retry_base: Optional[Delay] = None,
-    retry_factor: Optional[float] = None,
-    retry_max: Optional[Delay] = None,
-    retry_jitter: Optional[float] = None,
-    retention: Optional[Delay] = None,
-    idempotency_window: Optional[Delay] = None,
-    max_running: Optional[int] = None,
-    rate_limit: Optional[int] = None,
-    rate_period: Optional[Delay] = None,
-    dead_letter_queue: Optional[str] = None,
-    dead_retention: Optional[Delay] = None,
-    max_lease: Optional[Delay] = None,
-    job_timeout: Optional[Delay] = None,
-    dead_letter_cancelled: Optional[bool] = None,
-    group_max_running: Optional[int] = None,
-    group_rate_limit: Optional[int] = None,
-    group_rate_period: Optional[Delay] = None,
-    expect_workers: Optional[bool] = None,
-    rate_burst: Optional[int] = None,
-    group_rate_burst: Optional[int] = None,
-    max_hold_back: Optional[Delay] = None,
-    max_unfinished: Optional[int] = None,
-    group_max_unfinished: Optional[int] = None,
-    notify_finished: Optional[bool] = None,
-) -> Union[Ensured, Awaitable[Ensured]]:
+) -> Statement[Ensured]:
     """Declare a queue: create it, or change the settings that are named and leave the others as they are.
 
     If an argument is None, its setting is not named.  0 means no limit or no job_timeout, and "" means no
@@ -168,7 +93,6 @@ def ensure_queue(
     alter_queue since then keeps its value, and the server sends a WARNING.  Requires any privilege on the queue for "unchanged", admin for
     "changed", and EXECUTE on idemq.create_queue for "created".
     """
-    require_connection(conn, Connection, AsyncConnection)
     values = {
         "queue": queue_argument(queue),
         "exact": bool_argument("exact", exact),
@@ -199,72 +123,29 @@ def ensure_queue(
         "group_max_unfinished": optional_int("group_max_unfinished", group_max_unfinished),
         "notify_finished": optional_bool("notify_finished", notify_finished),
     }
-    return ask(conn, _ENSURE_QUEUE, values, lambda rows: Ensured(*rows[0]))
+    return Statement(_ENSURE_QUEUE, values, lambda rows: Ensured(*rows[0]))
 
 
-@overload
+@statement
 def ensure_topic(
-    conn: Connection[Any],
     topic: str,
-) -> str:
-    ...
-
-
-@overload
-def ensure_topic(
-    conn: AsyncConnection[Any],
-    topic: str,
-) -> Awaitable[str]:
-    ...
-
-
-def ensure_topic(
-    conn: AnyConnection,
-    topic: str,
-) -> Union[str, Awaitable[str]]:
+) -> Statement[str]:
     """Create a topic space unless it exists.  Returns "created" or "unchanged".
 
     Requires any privilege on the topic space for "unchanged", and EXECUTE on idemq.create_topic for "created".
     """
-    require_connection(conn, Connection, AsyncConnection)
-    return ask(conn, _ENSURE_TOPIC, {"topic": text_argument("topic", topic)}, lambda rows: str(rows[0][0]))
+    return Statement(_ENSURE_TOPIC, {"topic": text_argument("topic", topic)}, lambda rows: str(rows[0][0]))
 
 
-@overload
+@statement
 def ensure_handler(
-    conn: Connection[Any],
     queue: str,
     function: str,
     *,
     workers: int = 1,
     batch: int = 1,
     max_idle: Delay = 10,
-) -> Ensured:
-    ...
-
-
-@overload
-def ensure_handler(
-    conn: AsyncConnection[Any],
-    queue: str,
-    function: str,
-    *,
-    workers: int = 1,
-    batch: int = 1,
-    max_idle: Delay = 10,
-) -> Awaitable[Ensured]:
-    ...
-
-
-def ensure_handler(
-    conn: AnyConnection,
-    queue: str,
-    function: str,
-    *,
-    workers: int = 1,
-    batch: int = 1,
-    max_idle: Delay = 10,
-) -> Union[Ensured, Awaitable[Ensured]]:
+) -> Statement[Ensured]:
     """Run a queue's jobs inside the server, as the current role, by calling a function f(payload jsonb).
 
     Calls idemq.set_handler, unless the same role has already set the handler with the same arguments.
@@ -272,7 +153,6 @@ def ensure_handler(
     batch: maximum number of jobs per transaction.
     max_idle: how long a process may be idle before it exits.
     """
-    require_connection(conn, Connection, AsyncConnection)
     values = {
         "queue": queue_argument(queue),
         "function": text_argument("function", function),
@@ -280,4 +160,4 @@ def ensure_handler(
         "batch": int_argument("batch", batch),
         "max_idle": delay_argument("max_idle", max_idle),
     }
-    return ask(conn, _ENSURE_HANDLER, values, lambda rows: Ensured(*rows[0]))
+    return Statement(_ENSURE_HANDLER, values, lambda rows: Ensured(*rows[0]))

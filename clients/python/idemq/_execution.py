@@ -66,6 +66,8 @@ class Execution:
         self.executor = executor
         self.begun = False
         self.seconds = 0.0
+        self.limit = "job_timeout"
+        """Name of its time limit."""
         self.ends_at = 0.0
         self.session_check_at = 0.0
         self.tries = 0
@@ -93,15 +95,17 @@ class Execution:
         for job in jobs:
             job._execution = self
 
-    def begin(self, seconds: float, after_claim: Optional[float]) -> None:
+    def begin(self, seconds: float, after_claim: Optional[float], of_kind: Optional[float]) -> None:
         """Called before its handler is called, possibly again.
 
-        seconds: maximum duration.  after_claim: maximum time since the claim, instead."""
+        seconds: maximum duration.  after_claim: maximum time since the claim, instead.  of_kind: maximum duration for its kind."""
         self.ended, self.handled, self.commit_at = False, False, None
         if not self.begun:
             now = time.monotonic()
             self.begun, self.session_check_at = True, now + SESSION_CHECK_INTERVAL
             self.seconds, self.ends_at = (seconds, now + seconds) if after_claim is None else (after_claim, self.claimed_at + after_claim)
+            if of_kind is not None and now + of_kind < self.ends_at:
+                self.seconds, self.ends_at, self.limit = of_kind, now + of_kind, f"timeout of kind {self.jobs[0].kind}"
 
     def finish(self) -> bool:
         """Records that the handler has ended.  Returns False if it was abandoned."""
@@ -158,9 +162,13 @@ class Execution:
         """Raises if a handler would begin its transaction after the attempt is over."""
         if self.end_reason is None and time.monotonic() < self.lease_until:
             return
-        why = "time" if self._run.time_is_over(self, time.monotonic()) else "cut off"
+        why = "time" if self.time_is_over(time.monotonic()) else "cut off"
         self._run.call_loop(self.request_end, why)
         raise StaleToken(f"the attempt has ended ({END_REASONS[self.end_reason or why]}), so its connection accepts no more statements")
+
+    def time_is_over(self, now: float) -> bool:
+        """Whether its lease has ended because of the queue's job_timeout."""
+        return self._run.time_is_over(self, now)
 
     def own_limit(self, conn: Any) -> Optional[float]:
         """Seconds within which the worker's statements on a handler's connection must be answered.  None means that the worker asks the

@@ -53,7 +53,6 @@ LOCK_TIMEOUT = 0.5
 """Seconds within which an abandoned handler must release its connection; otherwise the connection is closed."""
 ROLLBACK_TIMEOUT = 0.5
 """Seconds within which its ROLLBACK must be answered; otherwise the connection is closed."""
-_ROLLBACK = _pipeline.Statement(b"", b"ROLLBACK")
 
 
 class AttemptOver(Exception):
@@ -231,7 +230,7 @@ class _TransactionExecutor(Executor):
                 over.__cause__ = error
                 return over
         if hasattr(error, "done"):  # an error of the worker's message
-            if error.done == 0 and sqlstate(error) == _pipeline.ENDED_BY_HANDLER:
+            if getattr(error, "done") == 0 and sqlstate(error) == _pipeline.ENDED_BY_HANDLER:
                 return RuntimeError("the handler has ended its own job")
             if sqlstate(error) == _pipeline.NO_SUCH_NAME:  # something has deallocated the statement
                 conn.named = False
@@ -279,7 +278,7 @@ class AsyncExecutor(Executor):
 
     async def _run(self, run: Runner, execution: Execution) -> ExecutionResult:
         (job,) = execution.jobs
-        job._run = run
+        job.begin(run)
         try:
             run.begin(execution)
             return ExecutionResult([run.result_json(finished_result(await run.call_async(job)), job)])
@@ -299,7 +298,7 @@ class AsyncTransactionExecutor(_TransactionExecutor, AsyncExecutor):
 
     def __init__(self, link: AsyncLink) -> None:
         super().__init__()
-        self.link = link
+        self.link = link  # pyright: ignore[reportIncompatibleVariableOverride]
 
     async def _lock(self, conn: AsyncHandlersConnection) -> None:
         await conn.lock.acquire()
@@ -311,7 +310,7 @@ class AsyncTransactionExecutor(_TransactionExecutor, AsyncExecutor):
 
     async def _roll_back(self, conn: AsyncHandlersConnection) -> None:
         try:
-            await conn.run_own(_pipeline.exchange(conn, [(_ROLLBACK, ())], False), _links.ANSWER_TIMEOUT)
+            await conn.run_own(_pipeline.exchange(conn, [(_pipeline.ROLLBACK, ())], False), _links.ANSWER_TIMEOUT)
         except psycopg.Error:
             sever(conn)
 
@@ -320,7 +319,7 @@ class AsyncTransactionExecutor(_TransactionExecutor, AsyncExecutor):
         results = []
         try:
             for job in execution.jobs:
-                job._begin(conn)
+                job.begin(run, conn)
                 results.append(json_text(finished_result(await run.call_async(job, conn))))
                 if job.waiting is not None:
                     raise job.waiting
@@ -414,7 +413,7 @@ class ThreadExecutor(Executor):
 
     def _run(self, run: Runner, execution: Execution) -> ExecutionResult:
         (job,) = execution.jobs
-        job._run = run
+        job.begin(run)
         try:
             run.begin(execution)
             return ExecutionResult([run.result_json(finished_result(run.call(job)), job)])
@@ -442,7 +441,7 @@ class ThreadTransactionExecutor(_TransactionExecutor, ThreadExecutor):
 
     def __init__(self, link: ThreadLink) -> None:
         super().__init__()
-        self.link = link
+        self.link = link  # pyright: ignore[reportIncompatibleVariableOverride]
 
     async def _lock(self, conn: Connection[Any]) -> None:
         if not await in_thread(conn.lock.acquire, True, LOCK_TIMEOUT):
@@ -456,7 +455,7 @@ class ThreadTransactionExecutor(_TransactionExecutor, ThreadExecutor):
     @staticmethod
     def _roll_back(conn: HandlersConnection) -> None:
         try:
-            conn.run_own(_pipeline.exchange(conn, [(_ROLLBACK, ())], False), _links.ANSWER_TIMEOUT)
+            conn.run_own(_pipeline.exchange(conn, [(_pipeline.ROLLBACK, ())], False), _links.ANSWER_TIMEOUT)
         except psycopg.Error:
             sever(conn)
 
@@ -470,7 +469,7 @@ class ThreadTransactionExecutor(_TransactionExecutor, ThreadExecutor):
                 transaction.begun = conn.run_own(transaction.begin(conn), execution.own_limit(conn)) is not None
             results = []
             for job in execution.jobs:
-                job._begin(conn)
+                job.begin(run, conn)
                 results.append(json_text(finished_result(run.call(job, conn))))
                 if job.waiting is not None:
                     raise job.waiting

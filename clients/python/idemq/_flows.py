@@ -1,20 +1,20 @@
 """Functions beyond a single job: events, topics, ordered logs, graphs and their progress, cancelling many jobs, and
 waiting for results.
 
-Each call is one statement in the transaction of the given connection.  Await it if that is an AsyncConnection.
+The first argument of each is a connection.  Each call is one statement in its transaction.  Await it if that is an AsyncConnection.
 """
 
 from __future__ import annotations
 
-from datetime import date, datetime, timedelta
-from typing import Any, Awaitable, Mapping, NamedTuple, Optional, Sequence, TypedDict, Union, overload
+from datetime import datetime, timedelta
+from typing import Any, Mapping, NamedTuple, Optional, Sequence, TypedDict, Union
 
-from psycopg import AsyncConnection, Connection
 from psycopg.types.json import Jsonb
 
 from . import _trace
 from ._arguments import (
     delay_argument,
+    delay_text,
     headers_argument,
     ids_argument,
     int_argument,
@@ -27,9 +27,10 @@ from ._arguments import (
     queue_argument,
     text_argument,
     time_argument,
+    time_text,
 )
-from ._producer import ask
-from ._values import AnyConnection, Row, jsonb_parameter, require_connection
+from ._statements import Statement, statement
+from ._values import Row, jsonb_parameter
 from .errors import Delay, Key
 
 _SEND = """SELECT outcome::text, first_payload, same_payload
@@ -168,44 +169,22 @@ class Result(NamedTuple):
     result: Any
 
 
-@overload
+@statement
 def send_event(
-    conn: Connection[Any],
     queue: str,
     name: str,
     payload: Any = None,
-) -> Sent:
-    ...
-
-
-@overload
-def send_event(
-    conn: AsyncConnection[Any],
-    queue: str,
-    name: str,
-    payload: Any = None,
-) -> Awaitable[Sent]:
-    ...
-
-
-def send_event(
-    conn: AnyConnection,
-    queue: str,
-    name: str,
-    payload: Any = None,
-) -> Union[Sent, Awaitable[Sent]]:
+) -> Statement[Sent]:
     """Send an event to the jobs of a queue that wait for it now, or start to within the queue's idempotency_window.
 
     Waiting jobs become ready when the transaction commits.
     """
-    require_connection(conn, Connection, AsyncConnection)
     values = {"queue": queue_argument(queue), "name": text_argument("name", name), "payload": jsonb_parameter("payload", payload)}
-    return ask(conn, _SEND, values, lambda rows: Sent(*rows[0]))
+    return Statement(_SEND, values, lambda rows: Sent(*rows[0]))
 
 
-@overload
+@statement
 def publish(
-    conn: Connection[Any],
     topic: str,
     payload: Any,
     *,
@@ -218,54 +197,15 @@ def publish(
     headers: Optional[dict[str, Any]] = None,
     expires_in: Optional[Delay] = None,
     kind: Optional[str] = None,
-) -> list[Published]:
-    ...
-
-
-@overload
-def publish(
-    conn: AsyncConnection[Any],
-    topic: str,
-    payload: Any,
-    *,
-    key: Optional[Key] = None,
-    delay: Optional[Delay] = None,
-    run_at: Optional[datetime] = None,
-    priority: int = 4,
-    group_key: Optional[str] = None,
-    max_attempts: Optional[int] = None,
-    headers: Optional[dict[str, Any]] = None,
-    expires_in: Optional[Delay] = None,
-    kind: Optional[str] = None,
-) -> Awaitable[list[Published]]:
-    ...
-
-
-def publish(
-    conn: AnyConnection,
-    topic: str,
-    payload: Any,
-    *,
-    key: Optional[Key] = None,
-    delay: Optional[Delay] = None,
-    run_at: Optional[datetime] = None,
-    priority: int = 4,
-    group_key: Optional[str] = None,
-    max_attempts: Optional[int] = None,
-    headers: Optional[dict[str, Any]] = None,
-    expires_in: Optional[Delay] = None,
-    kind: Optional[str] = None,
-) -> Union[list[Published], Awaitable[list[Published]]]:
+) -> Statement[list[Published]]:
     """Add a job to each queue that is bound to a topic.  Returns these jobs; the list is empty if no queue is bound."""
-    require_connection(conn, Connection, AsyncConnection)
     values = _options(delay, run_at, priority, group_key, max_attempts, headers, expires_in, kind)
     values.update(topic=text_argument("topic", topic), payload=Jsonb(payload), key=key_argument(key))
-    return ask(conn, _PUBLISH, values, lambda rows: [Published(*row) for row in rows])
+    return Statement(_PUBLISH, values, lambda rows: [Published(*row) for row in rows])
 
 
-@overload
+@statement
 def enqueue_sequenced(
-    conn: Connection[Any],
     queue: str,
     producer: str,
     seq: int,
@@ -279,172 +219,61 @@ def enqueue_sequenced(
     headers: Optional[dict[str, Any]] = None,
     expires_in: Optional[Delay] = None,
     kind: Optional[str] = None,
-) -> Sequenced:
-    ...
-
-
-@overload
-def enqueue_sequenced(
-    conn: AsyncConnection[Any],
-    queue: str,
-    producer: str,
-    seq: int,
-    payload: Any,
-    *,
-    delay: Optional[Delay] = None,
-    run_at: Optional[datetime] = None,
-    priority: int = 4,
-    group_key: Optional[str] = None,
-    max_attempts: Optional[int] = None,
-    headers: Optional[dict[str, Any]] = None,
-    expires_in: Optional[Delay] = None,
-    kind: Optional[str] = None,
-) -> Awaitable[Sequenced]:
-    ...
-
-
-def enqueue_sequenced(
-    conn: AnyConnection,
-    queue: str,
-    producer: str,
-    seq: int,
-    payload: Any,
-    *,
-    delay: Optional[Delay] = None,
-    run_at: Optional[datetime] = None,
-    priority: int = 4,
-    group_key: Optional[str] = None,
-    max_attempts: Optional[int] = None,
-    headers: Optional[dict[str, Any]] = None,
-    expires_in: Optional[Delay] = None,
-    kind: Optional[str] = None,
-) -> Union[Sequenced, Awaitable[Sequenced]]:
+) -> Statement[Sequenced]:
     """Add a job for message number seq of one ordered log, such as a Kafka partition.
 
     A number that is not greater than the producer's last one is a duplicate.  Gaps are normal.  Do not use it for the
     ids of an outbox table, because transactions commit in another order.
     """
-    require_connection(conn, Connection, AsyncConnection)
     values = _options(delay, run_at, priority, group_key, max_attempts, headers, expires_in, kind)
     values.update(
         queue=queue_argument(queue), producer=text_argument("producer", producer), seq=int_argument("seq", seq), payload=Jsonb(payload)
     )
-    return ask(conn, _ENQUEUE_SEQUENCED, values, lambda rows: Sequenced(*rows[0]))
+    return Statement(_ENQUEUE_SEQUENCED, values, lambda rows: Sequenced(*rows[0]))
 
 
-@overload
+@statement
 def enqueue_graph(
-    conn: Connection[Any],
     jobs: Mapping[str, GraphJob],
-) -> dict[str, InGraph]:
-    ...
-
-
-@overload
-def enqueue_graph(
-    conn: AsyncConnection[Any],
-    jobs: Mapping[str, GraphJob],
-) -> Awaitable[dict[str, InGraph]]:
-    ...
-
-
-def enqueue_graph(
-    conn: AnyConnection,
-    jobs: Mapping[str, GraphJob],
-) -> Union[dict[str, InGraph], Awaitable[dict[str, InGraph]]]:
+) -> Statement[dict[str, InGraph]]:
     """Add jobs that depend on each other, all or none.  In depends_on, a job names the jobs that must finish first.
 
     A cycle raises SQLSTATE 22023.  If the key of a job is taken, its result describes the job that has the key.
     """
-    require_connection(conn, Connection, AsyncConnection)
     values = {"jobs": jsonb_parameter("jobs", [_member_texts(name, job) for name, job in members_of_graph(jobs).items()])}
-    return ask(conn, _ENQUEUE_GRAPH, values, lambda rows: {row[0]: InGraph(*row[1:]) for row in rows})
+    return Statement(_ENQUEUE_GRAPH, values, lambda rows: {row[0]: InGraph(*row[1:]) for row in rows})
 
 
-@overload
-def flow(conn: Connection[Any], id: int, most: int = 100000) -> Optional[Flow]:
-    ...
-
-
-@overload
-def flow(conn: AsyncConnection[Any], id: int, most: int = 100000) -> Awaitable[Optional[Flow]]:
-    ...
-
-
-def flow(conn: AnyConnection, id: int, most: int = 100000) -> Union[Optional[Flow], Awaitable[Optional[Flow]]]:
+@statement
+def flow(id: int, most: int = 100000) -> Statement[Optional[Flow]]:
     """Return the progress of the graph or fan-out that contains the job.  Returns None if you may not see the job."""
-    require_connection(conn, Connection, AsyncConnection)
-    return ask(conn, _FLOW, {"id": int_argument("id", id), "most": int_argument("most", most)}, lambda rows: Flow(*rows[0]) if rows else None, binary=True)
+    return Statement(_FLOW, {"id": int_argument("id", id), "most": int_argument("most", most)}, lambda rows: Flow(*rows[0]) if rows else None, binary=True)
 
 
-@overload
+@statement
 def cancel_many(
-    conn: Connection[Any],
     ids: Sequence[int],
-) -> dict[int, str]:
-    ...
-
-
-@overload
-def cancel_many(
-    conn: AsyncConnection[Any],
-    ids: Sequence[int],
-) -> Awaitable[dict[int, str]]:
-    ...
-
-
-def cancel_many(
-    conn: AnyConnection,
-    ids: Sequence[int],
-) -> Union[dict[int, str], Awaitable[dict[int, str]]]:
+) -> Statement[dict[int, str]]:
     """Cancel unfinished jobs.  Returns the outcome by id: "cancelled", or the reason why a job was not cancelled.
 
     It never waits for locks.  The outcome "locked" means that an open transaction holds the job.
     """
-    require_connection(conn, Connection, AsyncConnection)
-    return ask(conn, _CANCEL_MANY, {"ids": ids_argument("ids", ids)}, lambda rows: {row[0]: row[1] for row in rows})
+    return Statement(_CANCEL_MANY, {"ids": ids_argument("ids", ids)}, lambda rows: {row[0]: row[1] for row in rows})
 
 
-@overload
+@statement
 def cancel_matching(
-    conn: Connection[Any],
     queue: str,
     *,
     kind: Optional[str] = None,
     group_key: Optional[str] = None,
     key_prefix: Optional[str] = None,
     max_jobs: Optional[int] = None,
-) -> CancelledJobs:
-    ...
-
-
-@overload
-def cancel_matching(
-    conn: AsyncConnection[Any],
-    queue: str,
-    *,
-    kind: Optional[str] = None,
-    group_key: Optional[str] = None,
-    key_prefix: Optional[str] = None,
-    max_jobs: Optional[int] = None,
-) -> Awaitable[CancelledJobs]:
-    ...
-
-
-def cancel_matching(
-    conn: AnyConnection,
-    queue: str,
-    *,
-    kind: Optional[str] = None,
-    group_key: Optional[str] = None,
-    key_prefix: Optional[str] = None,
-    max_jobs: Optional[int] = None,
-) -> Union[CancelledJobs, Awaitable[CancelledJobs]]:
+) -> Statement[CancelledJobs]:
     """Cancel the unfinished jobs of a queue that match every given filter.  At least one filter is required.
 
     max_jobs: maximum number of jobs to cancel in this call.  It never waits for locks, but counts the locked jobs.
     """
-    require_connection(conn, Connection, AsyncConnection)
     values = {
         "queue": queue_argument(queue),
         "kind": optional_text("kind", kind),
@@ -452,106 +281,45 @@ def cancel_matching(
         "key_prefix": optional_text("key_prefix", key_prefix),
         "max_jobs": optional_int("max_jobs", max_jobs),
     }
-    return ask(conn, _CANCEL_MATCHING, values, lambda rows: CancelledJobs(*rows[0]))
+    return Statement(_CANCEL_MATCHING, values, lambda rows: CancelledJobs(*rows[0]))
 
 
-@overload
+@statement
 def pause_group(
-    conn: Connection[Any],
     queue: str,
     group_key: str,
     *,
     until: Optional[datetime] = None,
-) -> None:
-    ...
-
-
-@overload
-def pause_group(
-    conn: AsyncConnection[Any],
-    queue: str,
-    group_key: str,
-    *,
-    until: Optional[datetime] = None,
-) -> Awaitable[None]:
-    ...
-
-
-def pause_group(
-    conn: AnyConnection,
-    queue: str,
-    group_key: str,
-    *,
-    until: Optional[datetime] = None,
-) -> Union[None, Awaitable[None]]:
+) -> Statement[None]:
     """Pause one group of a queue.  Its jobs wait until resume_group is called or the given time is reached.
 
     Running jobs continue.  The other groups of the queue are not affected.  Requires the privilege admin on the queue.
     """
-    require_connection(conn, Connection, AsyncConnection)
     values = {"queue": queue_argument(queue), "group_key": text_argument("group_key", group_key), "until": time_argument("until", until)}
-    return ask(conn, _PAUSE_GROUP, values, lambda rows: None)
+    return Statement(_PAUSE_GROUP, values, lambda rows: None)
 
 
-@overload
+@statement
 def resume_group(
-    conn: Connection[Any],
     queue: str,
     group_key: str,
-) -> None:
-    ...
-
-
-@overload
-def resume_group(
-    conn: AsyncConnection[Any],
-    queue: str,
-    group_key: str,
-) -> Awaitable[None]:
-    ...
-
-
-def resume_group(
-    conn: AnyConnection,
-    queue: str,
-    group_key: str,
-) -> Union[None, Awaitable[None]]:
+) -> Statement[None]:
     """Resume a paused group.  Requires the privilege admin on the queue."""
-    require_connection(conn, Connection, AsyncConnection)
     values = {"queue": queue_argument(queue), "group_key": text_argument("group_key", group_key)}
-    return ask(conn, _RESUME_GROUP, values, lambda rows: None)
+    return Statement(_RESUME_GROUP, values, lambda rows: None)
 
 
-@overload
+@statement
 def wait_results(
-    conn: Connection[Any],
     ids: Sequence[int],
     timeout: Delay = 30,
-) -> list[Result]:
-    ...
-
-
-@overload
-def wait_results(
-    conn: AsyncConnection[Any],
-    ids: Sequence[int],
-    timeout: Delay = 30,
-) -> Awaitable[list[Result]]:
-    ...
-
-
-def wait_results(
-    conn: AnyConnection,
-    ids: Sequence[int],
-    timeout: Delay = 30,
-) -> Union[list[Result], Awaitable[list[Result]]]:
+) -> Statement[list[Result]]:
     """Sleep until all these jobs are finished or the timeout has passed.  Returns their results in the order of ids.
 
     The connection must be in autocommit mode and outside a transaction.
     """
-    require_connection(conn, Connection, AsyncConnection)
     values = {"ids": ids_argument("ids", ids), "timeout": delay_argument("timeout", timeout)}
-    return ask(conn, _WAIT_RESULTS, values, _results)
+    return Statement(_WAIT_RESULTS, values, _results)
 
 
 def _options(
@@ -577,12 +345,8 @@ def _member_texts(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
         members["queue"] = queue_argument(members["queue"])
     members["key"] = key_argument(members.get("key"))
     for member in ("delay", "expires_in", "key_ttl", "max_wait"):
-        delay = delay_argument(member, members.get(member))
-        members[member] = (
-            f"{delay // timedelta(microseconds=1)} microseconds" if isinstance(delay, timedelta) else delay
-        )
-    if isinstance(time_argument("run_at", members.get("run_at")), date):
-        members["run_at"] = members["run_at"].isoformat()
+        members[member] = delay_text(member, members.get(member))
+    members["run_at"] = time_text("run_at", members.get("run_at"))
     for member in ("priority", "max_attempts"):
         members[member] = optional_int(member, members.get(member))
     for member in ("group_key", "kind", "on_duplicate", "on_parent_failure"):

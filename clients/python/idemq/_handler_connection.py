@@ -10,6 +10,9 @@ refused when the handler has ended, because its statements would run outside a j
 The transaction belongs to the worker: commit, rollback, and a handler's own BEGIN and COMMIT raise and are not sent.
 conn.transaction() is a savepoint, because a transaction is already open.  If the attempt is over and the handler
 has not used its connection, the connection refuses statements, because another attempt can get the job.
+
+Until the first use, steps and checkpoints of the job go over the worker's shared connection.  Afterwards they are refused, because
+they would wait for the row that this transaction has locked.  For the same reason, the first use is refused while one is under way.
 """
 
 from __future__ import annotations
@@ -20,11 +23,12 @@ import os
 import re
 import select
 import socket
+import threading
 import time
 import weakref
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any, Coroutine, Iterator, Optional, Protocol
+from typing import Any, AsyncIterator, Coroutine, Iterator, NoReturn, Optional, Protocol
 
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, sql
@@ -33,7 +37,7 @@ from psycopg.pq import TransactionStatus
 from . import _pipeline
 from ._threads import in_thread
 from ._values import AnyConnection
-from ._pipeline import ASSERT_CURRENT, BEGIN, NO_IDLE_TIMEOUT, exchange, numbers
+from ._pipeline import ASSERT_CURRENT, BEGIN, NO_IDLE_TIMEOUT, ROLLBACK, exchange, numbers
 from .errors import StaleToken
 
 log = logging.getLogger("idemq")
@@ -85,6 +89,11 @@ def by_worker() -> Iterator[None]:
         _BY_WORKER.reset(token)
 
 
+class BatchEnded(BaseException):
+    """A handler whose transaction has other jobs has asked for a step or a checkpoint, so each job runs alone.  `except Exception` does
+    not catch it."""
+
+
 class TransactionOwner(Protocol):
     """The interface of the object that owns a transaction (Execution)."""
 
@@ -109,7 +118,10 @@ class HandlerTransaction:
         self.used = False
         self.quick = False
         self.error: Optional[BaseException] = None
-        """The error that prevented it from beginning, whatever the handler did afterwards."""
+        """The error that prevents it from committing, whatever the handler did afterwards."""
+        self._requests: list[str] = []
+        """Requests over the worker's shared connection that are under way.  A thread of the handler may make one."""
+        self._lock = threading.Lock()
 
     def use(self) -> None:
         """Called before anything is sent."""
@@ -118,14 +130,45 @@ class HandlerTransaction:
         if self.error is not None:
             raise self.error
         if not self.used:
-            if not self.begun:
-                try:
-                    self.owner.must_be_current()
-                except StaleToken as error:
-                    self.error = error
-                    raise
-            self.quick = time.monotonic() - self.at <= QUICK_FIRST_USE
-            self.used = True
+            with self._lock:
+                self._use_first()
+
+    def _use_first(self) -> None:
+        if self._requests:
+            what = self._requests[0]
+            self._fail(psycopg.ProgrammingError(f"the handler's connection was used while {what} was under way; use it after {what} has returned"))
+        if not self.begun:
+            try:
+                self.owner.must_be_current()
+            except StaleToken as error:
+                self._fail(error)
+        self.quick = time.monotonic() - self.at <= QUICK_FIRST_USE
+        self.used = True
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        self.error = error
+        raise error
+
+    @contextmanager
+    def before_use(self, what: str) -> Iterator[None]:
+        """Context manager of a request over the worker's shared connection, which must be made before the first use."""
+        with self._lock:
+            if self.error is not None:
+                raise self.error
+            if len(self.owner.jobs) > 1:
+                self._fail(BatchEnded(f"{what} was called"))
+            if self.used:
+                self._fail(RuntimeError(
+                    f"{what} is not available after the handler has used its connection, because the transaction that completes the job has "
+                    "begun. Call it before the first statement, or save a checkpoint in the transaction with job.save_checkpoint(data, conn)"
+                ))  # fmt: skip
+            self._requests.append(what)
+            self.at = 0.0  # not quick: the next transaction must not begin before its handler
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._requests.remove(what)
 
     def begin(self, conn: Any) -> _pipeline.Message:
         jobs = self.owner.jobs
@@ -205,6 +248,11 @@ class _HandlersConnectionBase:
             return False  # a statement of a thread, for which run_own() waits
         return self.pgconn.transaction_status == TransactionStatus.ACTIVE or self._pipeline is not None  # type: ignore[attr-defined]
 
+    def _rollback_early(self, transaction: HandlerTransaction) -> Any:
+        """Ends a transaction that the worker has begun before the handler used it, because it has locked the job."""
+        transaction.begun = False
+        return exchange(self, [(ROLLBACK, ())], False)
+
     def _refuse_in_handler(self, what: str) -> None:
         if self.handler_transaction is not None:
             raise psycopg.ProgrammingError(
@@ -261,6 +309,11 @@ class HandlersConnection(_HandlersConnectionBase, Connection[Any]):
         self.given_up |= transaction is not None and not self.closed
         self.close()
         return True
+
+    def unlock_job(self, transaction: HandlerTransaction) -> None:
+        """Unlocks the job for a request over another connection, unless the handler has used its transaction."""
+        if transaction.begun and not transaction.used:
+            self.run_own(self._rollback_early(transaction), transaction.owner.own_limit(self))
 
     def run_own(self, gen: Any, seconds: Optional[float] = None) -> Any:
         """Runs the worker's own statements.  If they take longer than this many seconds, the connection is closed."""
@@ -364,6 +417,11 @@ class AsyncHandlersConnection(_HandlersConnectionBase, AsyncConnection[Any]):
         await self.close()
         return True
 
+    async def unlock_job(self, transaction: HandlerTransaction) -> None:
+        """Like unlock_job of HandlersConnection."""
+        if transaction.begun and not transaction.used:
+            await self.run_own(self._rollback_early(transaction), transaction.owner.own_limit(self))
+
     async def run_own(self, gen: Any, seconds: Optional[float] = None) -> Any:
         """Runs the worker's own statements.  If they take longer than this many seconds, the connection is closed."""
         async with self.lock:
@@ -465,7 +523,7 @@ class _AsyncCursor(AsyncCursor[Any]):
         return _track_stream(self._conn, super().stream(query, *args, **kwargs))
 
     @asynccontextmanager
-    async def copy(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
+    async def copy(self, statement: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         _check_statement(self._conn, statement)
         with _copying(self._conn, self):
             async with super().copy(statement, *args, **kwargs) as copy:

@@ -15,14 +15,41 @@ import functools
 import inspect
 import logging
 import types
+from datetime import timedelta
 from typing import Any, Callable, Mapping, Optional, Sequence, TypeVar, Union
 
+from ._arguments import delay_argument, seconds_argument
 from .errors import Delay, Snooze
 
 log = logging.getLogger("idemq")
 T = TypeVar("T")
 
-Handlers = Mapping[Optional[str], Callable[..., Any]]
+class Kind:
+    """A handler of one kind of jobs, with a time limit and a backoff of its own."""
+
+    def __init__(
+        self, handler: Callable[..., Any], *, timeout: Optional[float] = None, backoff: Union[Delay, Sequence[Delay], None] = None
+    ) -> None:
+        """timeout: maximum duration of an attempt in seconds, even if the queue's job_timeout is longer.
+        backoff: the delay after a failed attempt; or a list of the delays after the first, the second, ... attempt, of which the last
+            one repeats.  None means the queue's backoff."""
+        if not callable(handler):
+            raise TypeError(f"the handler of a Kind must be a function, not {type(handler).__name__}")
+        if timeout is not None and seconds_argument("timeout", timeout) <= 0:
+            raise ValueError("timeout must be greater than 0 seconds")
+        delays: list[Any] = list(backoff) if isinstance(backoff, (list, tuple)) else [backoff]
+        if not delays:
+            raise ValueError("backoff must not be empty")
+        self.handler = handler
+        self.timeout = timeout
+        self._delays = [delay_argument("backoff", delay) for delay in delays]  # [None] if there is no backoff
+
+    def delay_after(self, attempt: int) -> Union[timedelta, str, None]:
+        """The delay after this failed attempt; None means the queue's backoff."""
+        return self._delays[min(attempt, len(self._delays)) - 1]
+
+
+Handlers = Mapping[Optional[str], Union[Callable[..., Any], Kind]]
 """Handlers by kind.  The key None is for jobs without a kind."""
 
 
@@ -101,7 +128,8 @@ def single_handler(
     if callable(handlers):
         check_callable(handlers, coroutines, worker, other, arguments)
         return handlers
-    by_kind = dict(handlers) if isinstance(handlers, Mapping) else {}
+    given = handlers if isinstance(handlers, Mapping) else {}
+    by_kind: dict[Optional[str], Any] = {kind: each.handler if isinstance(each, Kind) else each for kind, each in given.items()}
     if not by_kind or not all(callable(handler) for handler in by_kind.values()):
         raise TypeError("handler must be a function, or a dict that maps kinds to functions")
     for handler in by_kind.values():

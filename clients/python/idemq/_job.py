@@ -6,8 +6,9 @@ import asyncio
 import inspect
 import logging
 import threading
+from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime, timedelta, timezone
-from typing import Any, Awaitable, Callable, Coroutine, NamedTuple, Optional, Protocol, Sequence, TypeVar
+from typing import Any, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, NamedTuple, Optional, Protocol, Sequence, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, Connection
@@ -16,10 +17,11 @@ from psycopg.types.json import Jsonb
 
 from ._arguments import delay_argument, ids_argument, int_argument, seconds_argument, text_argument
 from ._execution import Execution, ExecutionResult
+from ._handler_connection import HandlerTransaction
 from ._handlers import check_callable, check_parameters, finished_result
 from ._links import Link
 from ._values import AnyConnection, Row, json_text, require_connection, storable_text
-from .errors import Dead, Delay, Refused, Snooze, Waiting, said, sqlstate, text_of
+from .errors import Dead, Delay, Refused, Snooze, StaleToken, Waiting, said, sqlstate, text_of
 
 T = TypeVar("T")
 log = logging.getLogger("idemq")
@@ -27,8 +29,8 @@ log = logging.getLogger("idemq")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _CHECKPOINT = "SELECT idemq.checkpoint(%s, %s, %s)"
 _BEGIN_STEP = "CALL idemq.begin_step(%s, %s, %s, %s::jsonb, %s::interval)"
-_FINISH_STEP = "SELECT idemq.finish_step(%s, %s, %s, %s::jsonb)"
-_REFUSE_STEP = "SELECT idemq.refuse_step(%s, %s, %s, %s)"
+_FINISH_STEP = "SELECT idemq.finish_step(%(id)s, %(token)s, %(name)s, %(value)s::jsonb), idemq.validate(%(id)s, %(token)s)::text"
+_REFUSE_STEP = "SELECT idemq.refuse_step(%(id)s, %(token)s, %(name)s, %(value)s)"
 AWAIT = "SELECT outcome, payload FROM idemq.await_event(%s, %s, %s, %s::interval)"
 _ADD_PARENTS = "SELECT parent, outcome::text FROM idemq.add_parents(%s, %s::bigint[], %s, %s)"
 _PARENTS = "SELECT parent, queue, status::text, result FROM idemq.parents(%s) ORDER BY parent"
@@ -71,9 +73,9 @@ class Parent(NamedTuple):
 
 
 class JobRunner(Protocol):
-    """The functions of the worker (AttemptRunner) that a job uses if its handler has no transaction."""
+    """The functions of the worker (AttemptRunner) with which a job makes requests over the shared connection."""
 
-    async def ask_about_job(self, job: BaseJob, sql: str, values: Sequence[Any], anyway: bool = False) -> list[Row]:
+    async def ask_about_job(self, job: BaseJob, sql: str, values: Any, anyway: bool = False) -> list[Row]:
         ...
 
     def from_thread(self, work: Coroutine[Any, Any, T]) -> T:
@@ -93,18 +95,19 @@ class BaseJob:
     key: Optional[str]
     group_key: Optional[str]
     kind: Optional[str]
-    state: Any
-    """Data that the latest checkpoint stored, possibly in an earlier attempt; None if there is none."""
+    checkpoint: Any
+    """Data that save_checkpoint stored last, possibly in an earlier attempt; None if there is none."""
     headers: dict[str, Any]
     unreadable: Optional[Exception]
     """Why the payload, checkpoint or headers cannot be decoded; None if they can."""
     _event: type[Any]
+    _run: JobRunner
 
     def __init__(self, queue: str, row: Sequence[Any], asked_at: float, link: Link[Any], attached: bool) -> None:
         """row: a result of _pipeline.read_row without the outcome.  link: the connection that claimed the job."""
         self.queue = queue
         (self.id, self.token, self.attempt, self.max_attempts, self.payload, self.key, self.group_key) = row[:7]
-        (self.state, self._enqueued_at, headers, self.kind, lease, self.unreadable) = row[7:]
+        (self.checkpoint, self._enqueued_at, headers, self.kind, lease, self.unreadable) = row[7:]
         # Only the numbers of an unreadable job are known.  Its attempt fails before its handler is called.
         self.headers = headers if isinstance(headers, dict) else {}
         self._lease = lease / 1000
@@ -116,12 +119,15 @@ class BaseJob:
         self._cancelled: Any = None
         self._being_cancelled = False
         """Whether an open transaction is cancelling the job, according to a heartbeat."""
-        self._run: Optional[JobRunner] = None
         self._execution: Optional[Execution] = None
         self._conn: Any = None
         """The connection of a handler that has a transaction."""
+        self._stored_checkpoint = self.checkpoint
+        """The checkpoint without that of the transaction, which may roll back."""
         self.waiting: Optional[Waiting] = None
         """The Waiting that was raised in the handler, if it waits for an event."""
+        self.wait_stored = False
+        """Whether this wait was stored outside the handler's transaction, and has ended the attempt."""
         self._arrived: list[Waiting] = []
         """Events that the handler has received in its transaction."""
         self._renew_lease(asked_at)
@@ -157,18 +163,25 @@ class BaseJob:
         self._heartbeat_at = asked_at + self._lease / 3
         self._lease_until = asked_at + self._lease
 
-    def _outside(self) -> JobRunner:
-        if self._run is None:
-            raise RuntimeError("this is available only in handlers of run_outside(), because handlers of run() have a transaction")
-        return self._run
+    def begin(self, run: JobRunner, conn: Optional[AnyConnection] = None) -> None:
+        """Called when a handler starts, possibly again.  conn: its connection, if it has a transaction."""
+        self._run, self._conn = run, conn
+        self.checkpoint = self._stored_checkpoint
+        self.waiting, self.wait_stored, self._arrived = None, False, []
 
-    async def _checkpoint(self, state: Any) -> None:
-        await self._outside().ask_about_job(self, _CHECKPOINT, (self.id, self.token, Jsonb(state)))
-        self.state = state
+    @property
+    def _transaction(self) -> Optional[HandlerTransaction]:
+        return self._execution.handler_transaction if self._execution is not None and self._conn is not None else None
 
-    def _begin(self, conn: AnyConnection) -> None:
-        """Called when a handler with a transaction starts, possibly again."""
-        self._conn, self.waiting, self._arrived = conn, None, []
+    @property
+    def _in_transaction(self) -> bool:
+        """Whether events and parents belong to the handler's transaction: it has begun, or other jobs share it."""
+        transaction = self._transaction
+        return transaction is not None and (transaction.used or len(transaction.owner.jobs) > 1)
+
+    async def _save_checkpoint(self, data: Any) -> None:
+        await self._run.ask_about_job(self, _CHECKPOINT, (self.id, self.token, Jsonb(data)))
+        self.checkpoint = self._stored_checkpoint = data
 
     def _await(self, name: str, timeout: Delay) -> tuple[str, tuple[Any, ...]]:
         return AWAIT, (self.id, self.token, text_argument("name", name), delay_argument("timeout", timeout))
@@ -183,12 +196,12 @@ class BaseJob:
             # If this attempt went on and completed, the child would start without these parents.
             raise Snooze(1, f"parents could not be added because another transaction is using them: {', '.join(locked[:10])}")
 
-    def _awaited(self, name: str, timeout: Delay, rows: list[Row]) -> Event:
+    def _awaited(self, name: str, timeout: Delay, rows: list[Row], in_transaction: bool) -> Event:
         outcome, payload = rows[0]
         if outcome == "waiting":
-            self.waiting = Waiting(name, timeout)
+            self.waiting, self.wait_stored = Waiting(name, timeout), not in_transaction
             raise self.waiting
-        if outcome == "arrived" and self._conn is not None:
+        if outcome == "arrived" and in_transaction:
             self._arrived.append(Waiting(name, timeout))
         return Event(outcome == "arrived", payload)
 
@@ -196,7 +209,7 @@ class BaseJob:
         """Whether the step is done, with its response; otherwise the argument of call or ask."""
         until = datetime.now(timezone.utc) + timedelta(seconds=seconds_argument("call_timeout", seconds))
         values = self.id, self.token, text_argument("name", name), Jsonb(request), timedelta(seconds=seconds)
-        rows = await self._outside().ask_about_job(self, _BEGIN_STEP, values)
+        rows = await self._run.ask_about_job(self, _BEGIN_STEP, values)
         outcome, response, former, begun_at, retry_after, key = rows[0]
         if outcome == "busy":
             # The call of a lost attempt may still arrive, so the other system could answer "no" too early.
@@ -205,7 +218,8 @@ class BaseJob:
         return outcome == "done", response, StepCall(key, former if unknown else request, until, begun_at if unknown else None)
 
     async def _finish_step(self, name: str, response: Any) -> Any:
-        """Stores the response, even if the lease is lost, because the call was made.  Returns the response that counts."""
+        """Stores the response, even if the lease is lost, because the call was made.  Returns the response that counts.  Raises StaleToken
+        if the lease is lost."""
         refusal: BaseException
         try:
             text = json_text(response)
@@ -213,21 +227,26 @@ class BaseJob:
             refusal = error
         else:
             try:
-                return await self._report_step(_FINISH_STEP, name, None if text is None else Jsonb(text, dumps=str))
+                return await self._store_response(name, None if text is None else Jsonb(text, dumps=str))
             except psycopg.Error as error:
                 if sqlstate(error)[:2] not in ("22", "54"):
                     raise
                 refusal = error
         log.error("%s %d: step %s is done, but its response cannot be stored: %s", self.queue, self.id, name, text_of(refusal))
-        await self._report_step(_FINISH_STEP, name, None)
+        await self._store_response(name, None)
         return response
+
+    async def _store_response(self, name: str, response: Optional[Jsonb]) -> Any:
+        ((stored, outcome),) = await self._report_step(_FINISH_STEP, name, response)
+        if outcome in ("stale", "not_found"):
+            raise StaleToken(f"the answer of step {name} arrived after the lease was lost; it is stored, and the next attempt returns it")
+        return stored
 
     async def _refuse_step(self, name: str, error: BaseException) -> None:
         await self._report_step(_REFUSE_STEP, name, storable_text(said(error)))
 
-    async def _report_step(self, sql: str, name: str, value: Any) -> Any:
-        rows = await self._outside().ask_about_job(self, sql, (self.id, self.token, name, value), anyway=True)
-        return rows[0][0]
+    async def _report_step(self, sql: str, name: str, value: Any) -> list[Row]:
+        return await self._run.ask_about_job(self, sql, {"id": self.id, "token": self.token, "name": name, "value": value}, anyway=True)
 
 
 class Job(BaseJob):
@@ -241,18 +260,35 @@ class Job(BaseJob):
         event: threading.Event = super().cancelled
         return event
 
-    def checkpoint(self, state: Any, conn: Optional[Connection[Any]] = None) -> None:
-        """Store state for the next attempt, which finds it in job.state.
+    @contextmanager
+    def _before_use(self, what: str) -> Iterator[None]:
+        """Context manager of a request that must be made before the handler uses its connection."""
+        transaction = self._transaction
+        if transaction is None:
+            yield
+            return
+        with transaction.before_use(what):
+            self._conn.unlock_job(transaction)
+            yield
 
-        With conn, it is stored in that connection's transaction, together with the effect.  Raises StaleToken if
-        the lease is lost.
+    def save_checkpoint(self, data: Any, conn: Optional[Connection[Any]] = None) -> None:
+        """Store data for the next attempt, which finds it in job.checkpoint.
+
+        With conn, it is stored in that connection's transaction, together with the effect.  Without conn, call it before the
+        handler uses its connection.  Raises StaleToken if the lease is lost.
         """
         if conn is not None:
             require_connection(conn, Connection)
-            conn.execute(_CHECKPOINT, (self.id, self.token, Jsonb(state)))
-            self.state = state
-        else:
-            self._outside().from_thread(self._checkpoint(state))
+        if conn is not None and conn is self._conn:
+            conn.execute(_CHECKPOINT, (self.id, self.token, Jsonb(data)))
+            self.checkpoint = data
+            return
+        with self._before_use("job.save_checkpoint"):
+            if conn is None:
+                self._run.from_thread(self._save_checkpoint(data))
+            else:
+                conn.execute(_CHECKPOINT, (self.id, self.token, Jsonb(data)))
+                self.checkpoint = data
 
     def step(
         self,
@@ -268,10 +304,18 @@ class Job(BaseJob):
         None if the call was not performed.  In that case, or without ask, call(step) runs again with
         the same key.  A call must end within step.timeout.  If it raises Refused or Dead, the other system has
         definitely done nothing, and the next call uses another key.
+
+        Call it before the handler uses its connection.  Raises StaleToken if the lease was lost before the answer arrived.
         """
-        run = self._outside()
         for function in (call, ask or call):
             check_callable(function, False, "Job.step", "AsyncWorker and its AsyncJob.step", ("step",))
+        with self._before_use("job.step"):
+            return self._step(name, call, request, call_timeout, ask)
+
+    def _step(
+        self, name: str, call: Callable[[StepCall], Any], request: Any, call_timeout: float, ask: Optional[Callable[[StepCall], Any]]
+    ) -> Any:
+        run = self._run
         done, response, step = run.from_thread(self._begin_step(name, request, call_timeout))
         if done:
             return response
@@ -294,7 +338,8 @@ class Job(BaseJob):
         The job then waits, for days if necessary.  When the event arrives or the timeout has passed, the handler is
         called again from the beginning, and this call returns the outcome, as it does in every later attempt.
         """
-        return self._awaited(name, timeout, self._ask(*self._await(name, timeout)))
+        in_transaction = self._in_transaction
+        return self._awaited(name, timeout, self._ask("job.await_event", *self._await(name, timeout)), in_transaction)
 
     def add_parents(self, child: int, parents: Sequence[int]) -> None:
         """Make a child of this job wait for further jobs, which have been enqueued since this one.
@@ -303,17 +348,17 @@ class Job(BaseJob):
         a parent stays one.  If another transaction is just using one of these jobs, Snooze ends the handler, its
         transaction rolls back, no attempt is counted, and the job runs again a second later.
         """
-        self._added(self._ask(*self._adding(child, parents)))
+        self._added(self._ask(None, *self._adding(child, parents)))
 
     def parents(self) -> list[Parent]:
         """Return the jobs in depends_on of this one, with their results."""
-        return [Parent(*row) for row in self._ask(_PARENTS, (self.id,))]
+        return [Parent(*row) for row in self._ask("job.parents", _PARENTS, (self.id,))]
 
-    def _ask(self, sql: str, values: Sequence[Any]) -> list[Row]:
-        """Runs a statement, in the handler's transaction if it has one."""
-        if self._conn is None:
-            run = self._outside()
-            return run.from_thread(run.ask_about_job(self, sql, values))
+    def _ask(self, what: Optional[str], sql: str, values: Sequence[Any]) -> list[Row]:
+        """Runs a statement, in the handler's transaction if it has begun, or, if `what` is None, if it has one."""
+        if self._conn is None or not (what is None or self._in_transaction):
+            with self._before_use(what or ""):
+                return self._run.from_thread(self._run.ask_about_job(self, sql, values))
         with self._conn.cursor(row_factory=tuple_row, binary=True) as own:
             rows: list[Row] = own.execute(sql, values).fetchall()
         return rows
@@ -330,14 +375,30 @@ class AsyncJob(BaseJob):
         event: asyncio.Event = super().cancelled
         return event
 
-    async def checkpoint(self, state: Any, conn: Optional[AsyncConnection[Any]] = None) -> None:
-        """Like Job.checkpoint."""
+    @asynccontextmanager
+    async def _before_use(self, what: str) -> AsyncIterator[None]:
+        transaction = self._transaction
+        if transaction is None:
+            yield
+            return
+        with transaction.before_use(what):
+            await self._conn.unlock_job(transaction)
+            yield
+
+    async def save_checkpoint(self, data: Any, conn: Optional[AsyncConnection[Any]] = None) -> None:
+        """Like Job.save_checkpoint."""
         if conn is not None:
             require_connection(conn, AsyncConnection)
-            await conn.execute(_CHECKPOINT, (self.id, self.token, Jsonb(state)))
-            self.state = state
-        else:
-            await self._checkpoint(state)
+        if conn is not None and conn is self._conn:
+            await conn.execute(_CHECKPOINT, (self.id, self.token, Jsonb(data)))
+            self.checkpoint = data
+            return
+        async with self._before_use("job.save_checkpoint"):
+            if conn is None:
+                await self._save_checkpoint(data)
+            else:
+                await conn.execute(_CHECKPOINT, (self.id, self.token, Jsonb(data)))
+                self.checkpoint = data
 
     async def step(
         self,
@@ -350,6 +411,17 @@ class AsyncJob(BaseJob):
         """Like Job.step, for coroutine functions.  A call is cancelled after call_timeout."""
         for function in (call, ask or call):
             check_parameters(function, ("step",))
+        async with self._before_use("job.step"):
+            return await self._step(name, call, request, call_timeout, ask)
+
+    async def _step(
+        self,
+        name: str,
+        call: Callable[[StepCall], Awaitable[Any]],
+        request: Any,
+        call_timeout: float,
+        ask: Optional[Callable[[StepCall], Awaitable[Any]]],
+    ) -> Any:
         done, response, step = await self._begin_step(name, request, call_timeout)
         if done:
             return response
@@ -361,10 +433,10 @@ class AsyncJob(BaseJob):
                 definite = (Refused, Dead)
                 response = await self._answer(call, step._replace(request=request, begun_at=None))
         except definite as error:
-            await asyncio.shield(self._refuse_step(name, error))
+            await _despite_cancel(self._refuse_step(name, error))
             raise
         # The call has been made, even if the handler is cancelled now.
-        return await asyncio.shield(self._finish_step(name, response))
+        return await _despite_cancel(self._finish_step(name, response))
 
     @staticmethod
     async def _answer(function: Callable[[StepCall], Awaitable[Any]], step: StepCall) -> Any:
@@ -379,23 +451,32 @@ class AsyncJob(BaseJob):
 
     async def await_event(self, name: str, timeout: Delay) -> Event:
         """Like Job.await_event."""
-        return self._awaited(name, timeout, await self._ask(*self._await(name, timeout)))
+        in_transaction = self._in_transaction
+        return self._awaited(name, timeout, await self._ask("job.await_event", *self._await(name, timeout)), in_transaction)
 
     async def add_parents(self, child: int, parents: Sequence[int]) -> None:
         """Like Job.add_parents."""
-        self._added(await self._ask(*self._adding(child, parents)))
+        self._added(await self._ask(None, *self._adding(child, parents)))
 
     async def parents(self) -> list[Parent]:
         """Like Job.parents."""
-        return [Parent(*row) for row in await self._ask(_PARENTS, (self.id,))]
+        return [Parent(*row) for row in await self._ask("job.parents", _PARENTS, (self.id,))]
 
-    async def _ask(self, sql: str, values: Sequence[Any]) -> list[Row]:
-        if self._conn is None:
-            return await self._outside().ask_about_job(self, sql, values)
+    async def _ask(self, what: Optional[str], sql: str, values: Sequence[Any]) -> list[Row]:
+        if self._conn is None or not (what is None or self._in_transaction):
+            async with self._before_use(what or ""):
+                return await self._run.ask_about_job(self, sql, values)
         async with self._conn.cursor(row_factory=tuple_row, binary=True) as own:
             await own.execute(sql, values)
             rows: list[Row] = await own.fetchall()
         return rows
+
+
+async def _despite_cancel(work: Coroutine[Any, Any, T]) -> T:
+    """The result of work that goes on if the caller is cancelled."""
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # otherwise asyncio warns about an error that no one awaits
+    return await asyncio.shield(task)
 
 
 async def _no_exit(answer: Awaitable[Any]) -> ExecutionResult:

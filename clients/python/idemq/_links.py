@@ -39,6 +39,8 @@ from .errors import said, sqlstate
 
 log = logging.getLogger("idemq")
 
+LOCK_TIMEOUT = "1s"
+"""How long a statement may wait for a lock on a link with limits_locks."""
 ANSWER_TIMEOUT = 10.0
 """Seconds within which the worker's own statements must be answered."""
 
@@ -222,6 +224,7 @@ async def connect_async(dsn: str, needs_idemq: bool = True, worker: str = "") ->
         try:
             timeout = float(params.get("connect_timeout") or ANSWER_TIMEOUT) + 1
             conn = await asyncio.wait_for(AsyncHandlersConnection.connect(autocommit=True, **params), timeout)
+            assert isinstance(conn, AsyncHandlersConnection)
             with conn.limited(ANSWER_TIMEOUT):
                 row = await (await conn.execute(_SESSION_INFO, _session_values(conn, worker))).fetchone()
             assert row is not None
@@ -271,11 +274,15 @@ class Link(Generic[Conn]):
         """Called with the process of the session when a connection was given up because the server did not answer."""
         self._retry_connect = retry_connect
         self._needs_idemq = needs_idemq
+        self.limits_locks = False
+        """Whether no statement may wait for a lock for longer than LOCK_TIMEOUT, because other statements wait for the link."""
         self.worker = ""
         """Identifies the worker's process in its sessions; empty if this is not the link of a worker."""
         self._ask_lock = asyncio.Lock()
         self._open_lock = asyncio.Lock()
         self._lost_at: Optional[float] = None
+        self.last_error: Optional[BaseException] = None
+        """The error of the last loss or attempt to connect."""
         self._logged_at = 0.0
         self._backoff = _FIRST_BACKOFF
 
@@ -324,6 +331,11 @@ class Link(Generic[Conn]):
     def lost(self) -> bool:
         """Whether the last attempt to connect has failed."""
         return self._lost_at is not None
+
+    @property
+    def lost_for(self) -> float:
+        """Seconds for which there has been no connection, since it was lost or could not be opened; 0 if there is one."""
+        return 0.0 if self._lost_at is None else time.monotonic() - self._lost_at
 
     async def _connect(self, dsn: str) -> tuple[Conn, SessionInfo]:
         raise NotImplementedError
@@ -400,6 +412,7 @@ class Link(Generic[Conn]):
 
     def _log_lost(self, error: Optional[BaseException]) -> None:
         now = time.monotonic()
+        self.last_error = error
         if self._lost_at is not None and now < self._logged_at + REPEAT_AFTER:
             return
         since = "" if self._lost_at is None else f", for {now - self._lost_at:.0f} s so far"
@@ -439,12 +452,21 @@ class AsyncLink(Link[AsyncConnection[Any]]):
     """A link with an AsyncConnection."""
 
     async def _connect(self, dsn: str) -> tuple[AsyncConnection[Any], SessionInfo]:
-        return await connect_async(dsn, self._needs_idemq, self.worker)
+        conn, info = await connect_async(dsn, self._needs_idemq, self.worker)
+        if self.limits_locks and info.direct:
+            assert isinstance(conn, AsyncHandlersConnection)
+            try:
+                with by_worker(), conn.limited(ANSWER_TIMEOUT):
+                    await conn.execute("SELECT pg_catalog.set_config('lock_timeout', %s, false)", (LOCK_TIMEOUT,))
+            except BaseException:
+                sever(conn)
+                raise
+        return conn, info
 
     async def _execute(self, conn: AsyncConnection[Any], sql: str, values: Sequence[Any]) -> list[Row]:
         with by_worker():
             cursor = conn.cursor(row_factory=tuple_row, binary=True)
-            await cursor.execute(sql, values)
+            await cursor.execute(sql.encode(), values)
             return await cursor.fetchall() if cursor.description else []
 
     async def _exchange(self, conn: AsyncConnection[Any], steps: Sequence[_pipeline.Step]) -> list[str]:
@@ -465,7 +487,7 @@ class ThreadLink(Link[Connection[Any]]):
     async def _execute(self, conn: Connection[Any], sql: str, values: Sequence[Any]) -> list[Row]:
         def execute() -> list[Row]:
             with by_worker(), conn.cursor(row_factory=tuple_row, binary=True) as cursor:
-                return cursor.execute(sql, values).fetchall()
+                return cursor.execute(sql.encode(), values).fetchall()
 
         return await in_thread(execute)
 

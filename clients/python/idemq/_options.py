@@ -1,7 +1,8 @@
-"""The options of a worker."""
+"""The options of a worker and of its queues."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Optional, Union
 
@@ -11,20 +12,45 @@ from .errors import Delay
 
 
 @dataclass(frozen=True)
-class Options:
-    """The options of a worker."""
+class QueueOptions:
+    """The options of one queue."""
 
-    dsn: Union[str, Address]
-    queue: str
-    name: Optional[str]
-    wait_dsn: Optional[str]
-    concurrency: int
-    batch: int
-    lease: Optional[Delay]
-    timeout: float
-    grace: float
-    attach: Optional[bool]
-    signals: bool
+    concurrency: int = 1
+    batch: int = 1
+    lease: Optional[Delay] = None
+    timeout: float = 3600
+    attach: Optional[bool] = None
+    unknown_kind: Delay = 60
+    never_retry: tuple[type[BaseException], ...] = ()
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """The options that all queues of a worker have in common."""
+
+    dsn: Union[str, Address] = ""
+    name: Optional[str] = None
+    wait_dsn: Optional[str] = None
+    grace: float = 30
+    signals: bool = True
+    give_up_after: Optional[float] = None
     hooks: Hooks = Hooks()
     where: str = "server"
     """Name of its server in the log."""
+
+    @property
+    def worker_name(self) -> str:
+        """Name of the worker in claims and in idemq.workers."""
+        return self.name or f"python {os.getpid()}"
+
+
+@dataclass(frozen=True)
+class Options(WorkerOptions, QueueOptions):
+    """The options of a queue, with those of its worker."""
+
+    queue: str = ""
+
+
+def options_of(worker: WorkerOptions, queue: str, own: QueueOptions) -> Options:
+    """The options of a queue of this worker."""
+    return Options(**vars(worker), **vars(own), queue=queue)

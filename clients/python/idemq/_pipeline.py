@@ -51,6 +51,7 @@ _FROM_COMMIT_MANY_AND_CLAIM = """FROM idemq.commit_many_and_claim($1::bigint[], 
 
 BEGIN = Statement(b"idemq_begin", b"BEGIN")
 COMMIT = Statement(b"idemq_commit", b"COMMIT")
+ROLLBACK = Statement(b"", b"ROLLBACK")
 ASSERT_CURRENT = Statement(
     b"idemq_hold",
     b"SELECT idemq.assert_current(id, token)"

@@ -1,13 +1,10 @@
-"""enqueue, in the transaction of the given connection."""
+"""enqueue and enqueue_many, in the transaction of the given connection."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, Awaitable, Callable, Iterator, NamedTuple, Optional, Sequence, TypeVar, Union, overload
+from typing import Any, Callable, NamedTuple, Optional, Sequence, TypedDict, TypeVar
 
-from psycopg import AsyncConnection, Connection
-from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
 from . import _trace
@@ -18,10 +15,12 @@ from ._arguments import (
     ids_argument,
     key_argument,
     options_of_a_job,
+    options_of_many,
     queue_argument,
     text_argument,
 )
-from ._values import NotEncodable, Row, jsonb_parameter, require_connection
+from ._statements import Statement, statement
+from ._values import Row, jsonb_parameter
 from .errors import Delay, Key
 
 T = TypeVar("T")
@@ -36,18 +35,49 @@ _ENQUEUE = """SELECT id, outcome::text, status::text, result
         on_parent_failure => %(on_parent_failure)s)"""
 
 
+_ENQUEUE_MANY = """SELECT id, outcome::text, status::text, result
+    FROM idemq.enqueue_many(%(queue)s, %(payloads)s::jsonb[], keys => %(keys)s::text[], delays => %(delays)s::interval[],
+        run_ats => %(run_ats)s::timestamptz[], priorities => %(priorities)s::int[], group_keys => %(group_keys)s::text[],
+        max_attempts => %(max_attempts)s::int[], headers => %(headers)s::jsonb[],
+        expires_ins => %(expires_ins)s::interval[], key_ttls => %(key_ttls)s::interval[],
+        on_duplicate => %(on_duplicate)s, nowait => %(nowait)s, kinds => %(kinds)s::text[],
+        max_wait => %(max_wait)s::interval, depends_on => %(depends_on)s::bigint[],
+        on_parent_failure => %(on_parent_failure)s) ORDER BY ord"""
+_ERRORS = "SELECT id, last_error FROM idemq.jobs WHERE id = ANY(%(ids)s::bigint[])"
+
+
 class Enqueued(NamedTuple):
-    """Result of enqueue.  For a duplicate, id, status and result are those of the first job."""
+    """Result of enqueue.  For a duplicate, id, status, result and error are those of the first job."""
 
     id: int
     outcome: str
     status: str
     result: Any
+    error: Optional[str] = None
+    """If the first job is dead, its last error; None if you may not see the job."""
 
 
-@overload
+class _Payload(TypedDict):
+    payload: Any
+
+
+class NewJob(_Payload, total=False):
+    """A job of enqueue_many: payload, and other arguments of enqueue."""
+
+    key: Key
+    delay: Delay
+    run_at: datetime
+    priority: int
+    group_key: str
+    max_attempts: int
+    headers: dict[str, Any]
+    expires_in: Delay
+    key_ttl: Delay
+    kind: str
+
+
+@statement
 def enqueue(
-    conn: Connection[Any],
     queue: str,
     payload: Any,
     *,
@@ -66,57 +96,8 @@ def enqueue(
     max_wait: Optional[Delay] = None,
     depends_on: Optional[Sequence[int]] = None,
     on_parent_failure: str = "cancel",
-) -> Enqueued:
-    ...
-
-
-@overload
-def enqueue(
-    conn: AsyncConnection[Any],
-    queue: str,
-    payload: Any,
-    *,
-    key: Optional[Key] = None,
-    delay: Optional[Delay] = None,
-    run_at: Optional[datetime] = None,
-    priority: int = 4,
-    group_key: Optional[str] = None,
-    max_attempts: Optional[int] = None,
-    headers: Optional[dict[str, Any]] = None,
-    expires_in: Optional[Delay] = None,
-    key_ttl: Optional[Delay] = None,
-    on_duplicate: str = "keep",
-    nowait: bool = False,
-    kind: Optional[str] = None,
-    max_wait: Optional[Delay] = None,
-    depends_on: Optional[Sequence[int]] = None,
-    on_parent_failure: str = "cancel",
-) -> Awaitable[Enqueued]:
-    ...
-
-
-def enqueue(
-    conn: Union[Connection[Any], AsyncConnection[Any]],
-    queue: str,
-    payload: Any,
-    *,
-    key: Optional[Key] = None,
-    delay: Optional[Delay] = None,
-    run_at: Optional[datetime] = None,
-    priority: int = 4,
-    group_key: Optional[str] = None,
-    max_attempts: Optional[int] = None,
-    headers: Optional[dict[str, Any]] = None,
-    expires_in: Optional[Delay] = None,
-    key_ttl: Optional[Delay] = None,
-    on_duplicate: str = "keep",
-    nowait: bool = False,
-    kind: Optional[str] = None,
-    max_wait: Optional[Delay] = None,
-    depends_on: Optional[Sequence[int]] = None,
-    on_parent_failure: str = "cancel",
-) -> Union[Enqueued, Awaitable[Enqueued]]:
-    """Add a job in the connection's transaction.  Await the call if conn is an AsyncConnection.
+) -> Statement[Enqueued]:
+    """Add a job in the transaction of conn, the first argument.  Await the call if conn is an AsyncConnection.
 
     The job exists once the transaction commits.
 
@@ -134,7 +115,6 @@ def enqueue(
     depends_on: ids of jobs that must finish first.
     on_parent_failure: what to do if one of them fails: "cancel", "wait" or "run".
     """
-    require_connection(conn, Connection, AsyncConnection)
     values = {
         **options_of_a_job(delay, run_at, priority, group_key, max_attempts, expires_in, kind),
         "queue": queue_argument(queue),
@@ -148,48 +128,49 @@ def enqueue(
         "depends_on": None if depends_on is None else ids_argument("depends_on", depends_on),
         "on_parent_failure": text_argument("on_parent_failure", on_parent_failure),
     }
-    return ask(conn, _ENQUEUE, values, lambda rows: Enqueued(*rows[0]))
+    return Statement(_ENQUEUE, values, lambda rows: Enqueued(*rows[0]), then=lambda added: _errors_of_dead([added], lambda all: all[0]))
 
 
-def ask(
-    conn: Union[Connection[Any], AsyncConnection[Any]],
-    sql: str,
-    values: dict[str, Any],
-    answer: Callable[[list[Row]], T],
-    binary: bool = False,
-) -> Union[T, Awaitable[T]]:
-    """The result of a statement, or an awaitable for an AsyncConnection.
+@statement
+def enqueue_many(
+    queue: str,
+    jobs: Sequence[NewJob],
+    *,
+    on_duplicate: str = "keep",
+    nowait: bool = False,
+    max_wait: Optional[Delay] = None,
+    depends_on: Optional[Sequence[int]] = None,
+    on_parent_failure: str = "cancel",
+) -> Statement[list[Enqueued]]:
+    """Add many jobs to a queue in one statement, all or none.  Returns the results in the order of jobs.
 
-    binary: whether to transfer the result in binary format, as times and floats require: their text depends on the
-    connection's DateStyle, IntervalStyle and extra_float_digits.
+    jobs: a dict for each job, with its payload, and other arguments of enqueue: key, delay, run_at, priority, group_key, max_attempts,
+        headers, expires_in, key_ttl, kind.
+    nowait: skip jobs whose keys another open transaction is using; their outcome is "locked".
+    The other arguments are those of enqueue, and apply to every job.
     """
-    require_connection(conn, Connection, AsyncConnection)
-    if isinstance(conn, AsyncConnection):
-        return _ask_async(conn, sql, values, answer, binary)
-    with conn.cursor(row_factory=tuple_row, binary=binary) as cursor:
-        with _naming_payload(values):
-            cursor.execute(sql, values)
-        return answer(cursor.fetchall())
+    columns = options_of_many(jobs)
+    headers = columns.pop("headers")
+    values = {
+        **columns,
+        "queue": queue_argument(queue),
+        "payloads": [Jsonb(job["payload"]) for job in jobs],
+        "headers": [jsonb_parameter("headers", _trace.inject(each)) for each in headers],
+        "on_duplicate": text_argument("on_duplicate", on_duplicate),
+        "nowait": bool_argument("nowait", nowait),
+        "max_wait": delay_argument("max_wait", max_wait),
+        "depends_on": None if depends_on is None else ids_argument("depends_on", depends_on),
+        "on_parent_failure": text_argument("on_parent_failure", on_parent_failure),
+    }
+    return Statement(_ENQUEUE_MANY, values, lambda rows: [Enqueued(*row) for row in rows], then=lambda added: _errors_of_dead(added, lambda all: all))
 
 
-@contextmanager
-def _naming_payload(values: dict[str, Any]) -> Iterator[None]:
-    """Adds the argument's name to an error of the JSON encoder.  An error about headers already contains it.
+def _errors_of_dead(added: list[Enqueued], answer: Callable[[list[Enqueued]], T]) -> Optional[Statement[T]]:
+    """The statement that adds the errors of dead jobs to the results; None if there are none."""
 
-    psycopg encodes the payload when it sends it, because an application can choose an encoder per connection (set_json_dumps)."""
-    try:
-        yield
-    except (TypeError, ValueError, RecursionError) as error:
-        if "payload" not in values or isinstance(error, NotEncodable):
-            raise
-        raise NotEncodable("payload", error) from error
+    def with_errors(rows: list[Row]) -> T:
+        errors: dict[int, Optional[str]] = {id: error for id, error in rows}
+        return answer([each._replace(error=errors.get(each.id)) if each.id in dead else each for each in added])
 
-
-async def _ask_async(
-    conn: AsyncConnection[Any], sql: str, values: dict[str, Any], answer: Callable[[list[Row]], T], binary: bool
-) -> T:
-    async with conn.cursor(row_factory=tuple_row, binary=binary) as cursor:
-        with _naming_payload(values):
-            await cursor.execute(sql, values)
-        return answer(await cursor.fetchall())
-
+    dead = [each.id for each in added if each.outcome == "duplicate" and each.status == "dead"]
+    return Statement(_ERRORS, {"ids": dead}, with_errors) if dead else None

@@ -8,7 +8,7 @@ from typing import Any, Iterator, Optional
 try:
     from opentelemetry import context, propagate, trace  # type: ignore[import]
 except ImportError:
-    propagate = None
+    context = propagate = trace = None
 
 
 def installed() -> bool:
@@ -28,7 +28,7 @@ def inject(headers: Optional[dict[str, Any]]) -> Optional[dict[str, Any]]:
 @contextlib.contextmanager
 def around(queue: str, headers: dict[str, Any]) -> Iterator[None]:
     """Context manager for a handler: a span below the one that enqueued its job."""
-    if propagate is None:
+    if propagate is None or context is None or trace is None:
         yield
         return
     carrier = {name: value for name, value in headers.items() if isinstance(value, str)}

@@ -43,7 +43,7 @@ class WorkerReport:
     """The reports of one worker."""
 
     def __init__(
-        self, link: AsyncLink, name: str, queue: str, concurrency: int, state: Callable[[], tuple[Sequence[int], int]]
+        self, link: AsyncLink, name: str, queues: Sequence[str], concurrency: int, state: Callable[[], tuple[Sequence[int], int]]
     ) -> None:
         """state: returns the running jobs, and the number of attempts that have ended."""
         self._link = link
@@ -51,7 +51,7 @@ class WorkerReport:
         self._reported = False
         self._stopping = False
         """Whether the last report said that the worker is stopping."""
-        self._about: list[Any] = [str(uuid4()), name, [queue], _version(), socket.gethostname(), concurrency]
+        self._about: list[Any] = [str(uuid4()), name, list(queues), _version(), socket.gethostname(), concurrency]
 
     async def report_regularly(self) -> None:
         """Reports regularly until it is cancelled."""
@@ -69,7 +69,7 @@ class WorkerReport:
             await asyncio.shield(self._link.ask(_REPORT_WORKER, [*self._about, list(jobs), done, stopping, list(end_waits)]))
             self._reported = True
             self._stopping = stopping
-        except (AnswerLost, OSError):
+        except (AnswerLost, OSError, psycopg.errors.LockNotAvailable):
             pass  # the code that needs the connection logs the error
         except psycopg.Error:
             return REPORT_AFTER_REFUSAL

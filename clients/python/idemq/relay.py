@@ -332,8 +332,8 @@ class Relay:
     def _answer(self, job: Job, conn: Connection[Any]) -> None:
         """Writes the result of a job into its row."""
         row = conn.execute(_RESULT, [job.id]).fetchone()
+        app: Optional[Connection[Any]] = getattr(self._own, "app", None)
         try:
-            app: Optional[Connection[Any]] = getattr(self._own, "app", None)
             if app is None or app.closed:
                 app = self._own.app = connect(self._app)
             app.execute(_ANSWER, [*(row or ("deleted", None, None)), job.payload["id"], job.payload["key"]])

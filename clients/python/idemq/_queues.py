@@ -1,0 +1,98 @@
+"""What a worker does with the jobs of a queue: Inside, Outside, and their options."""
+
+from __future__ import annotations
+
+from typing import Any, Awaitable, Callable, Mapping, Optional, Sequence, Union
+
+from psycopg import AsyncConnection, Connection
+
+from ._arguments import bool_argument, delay_argument, int_argument, seconds_argument
+from ._handlers import Kind
+from ._job import AsyncJob, Job
+from ._options import QueueOptions
+from .errors import Delay
+
+InsideFunction = Union[Callable[[Job, Connection[Any]], Any], Callable[[AsyncJob, AsyncConnection[Any]], Awaitable[Any]]]
+OutsideFunction = Union[Callable[[Job], Any], Callable[[AsyncJob], Awaitable[Any]]]
+
+
+def queue_options(
+    concurrency: int,
+    batch: int,
+    lease: Optional[Delay],
+    timeout: float,
+    attach: Optional[bool],
+    unknown_kind: Delay,
+    never_retry: Sequence[type[BaseException]],
+) -> QueueOptions:
+    """The options of a queue.  Raises TypeError for an argument of the wrong type, and ValueError for a number out of range."""
+    if int_argument("concurrency", concurrency) < 1 or int_argument("batch", batch) < 1:
+        raise ValueError("concurrency and batch must be at least 1")
+    if seconds_argument("timeout", timeout) <= 0:
+        raise ValueError("timeout must be greater than 0 seconds")
+    delay_argument("lease", lease)
+    delay_argument("unknown_kind", unknown_kind)
+    if attach is not None:
+        bool_argument("attach", attach)
+    classes = tuple(never_retry)
+    for each in classes:
+        if not (isinstance(each, type) and issubclass(each, BaseException)):
+            raise TypeError(f"never_retry must contain exception classes, not {each!r}")
+    return QueueOptions(concurrency, batch, lease, timeout, attach, unknown_kind, classes)
+
+
+class Inside:
+    """Runs a queue's jobs in transactions, as Worker.run does: the handler gets the job and a connection, whose transaction also
+    completes the job."""
+
+    def __init__(
+        self,
+        handler: Union[InsideFunction, Mapping[Optional[str], Union[InsideFunction, Kind]]],
+        *,
+        concurrency: int = 1,
+        batch: int = 1,
+        lease: Optional[Delay] = None,
+        timeout: float = 3600,
+        attach: Optional[bool] = None,
+        unknown_kind: Delay = 60,
+        never_retry: Sequence[type[BaseException]] = (),
+    ) -> None:
+        """handler: a function, or a dict of functions (or Kind) by the kind of the job (None for jobs without a kind).
+        The other arguments are those of Worker."""
+        self.handler: Any = handler
+        self.options = queue_options(concurrency, batch, lease, timeout, attach, unknown_kind, never_retry)
+
+
+class Outside:
+    """Runs a queue's jobs without a transaction, as Worker.run_outside does: the handler gets the job, which is completed afterwards."""
+
+    def __init__(
+        self,
+        handler: Union[OutsideFunction, Mapping[Optional[str], Union[OutsideFunction, Kind]]],
+        *,
+        concurrency: int = 1,
+        lease: Optional[Delay] = None,
+        timeout: float = 3600,
+        attach: Optional[bool] = None,
+        unknown_kind: Delay = 60,
+        never_retry: Sequence[type[BaseException]] = (),
+    ) -> None:
+        """Like Inside."""
+        self.handler: Any = handler
+        self.options = queue_options(concurrency, 1, lease, timeout, attach, unknown_kind, never_retry)
+
+
+QueueHandler = Union[Inside, Outside, InsideFunction, Mapping[Optional[str], Union[InsideFunction, Kind]]]
+"""What a worker does with a queue.  A function or a dict means Inside."""
+
+
+def checked_queues(queues: Mapping[Any, QueueHandler]) -> dict[str, Union[Inside, Outside]]:
+    """The handlers by queue, from the argument of a worker."""
+    if not queues:
+        raise ValueError("queues must not be empty")
+    checked: dict[str, Union[Inside, Outside]] = {}
+    for name, handler in queues.items():
+        if not isinstance(name, str):
+            raise TypeError(f"each queue must be the name of a queue as a str, not {type(name).__name__}")
+        checked[str.__str__(name)] = handler if isinstance(handler, (Inside, Outside)) else Inside(handler)
+    return checked
