@@ -12,6 +12,7 @@ import traceback
 
 from producer import Producer
 from sleeper import Crowder, Feeder, Filler, Holder, Pinger, Sleeper
+from steering import Administrator, Canceller, Declarer, Enqueuer, Hearer, Listener, Pauser
 from turner import Turner
 from watcher import Watcher
 from worker import Worker
@@ -19,6 +20,8 @@ from worker import Worker
 PROGRAMS = {
     "producer": Producer, "turner": Turner, "watcher": Watcher, "worker": Worker,
     "sleeper": Sleeper, "feeder": Feeder, "filler": Filler, "crowder": Crowder, "holder": Holder, "pinger": Pinger,
+    "hearer": Hearer, "canceller": Canceller, "declarer": Declarer, "administrator": Administrator, "pauser": Pauser, "enqueuer": Enqueuer,
+    "listener": Listener,
 }
 dsn, log, seed = sys.argv[1:]
 running = {}

@@ -13,14 +13,13 @@ Prints a line "found: ..." for each violation, lines "figure: ..." with counts, 
 
 import heapq
 import sys
-from bisect import bisect_right
 from collections import Counter, defaultdict, deque
 from itertools import count
 
 import psycopg
 
-LIMIT = 1.0
-LATE_FACTOR = 4
+from late import LATE_FACTOR, LIMIT, Late
+
 COUNTS_FOR = 17 / 16  # number of periods for which a start counts toward a rate, at most
 FOREVER = float("inf")
 
@@ -34,23 +33,6 @@ def rows(sql):
 
 def found(what, *details):
     print("found:", what, *details)
-
-
-class Late:
-    """How much time the machine has lost."""
-
-    def __init__(self, spans):
-        self.begins, self.ends, self.sums = [], [], [0.0]
-        for begin, end, late in sorted(spans):
-            self.begins.append(begin)
-            self.ends.append(end)
-            self.sums.append(self.sums[-1] + late)
-
-    def between(self, begin, end):
-        """Returns the time lost in all spans that overlap this one."""
-        first = bisect_right(self.ends, begin)
-        last = bisect_right(self.begins, end)
-        return max(self.sums[last] - self.sums[first], 0.0) if last > first else 0.0
 
 
 class Queue:
