@@ -160,7 +160,7 @@ exit \$bad
 		[ 'a column that may not be NULL', 'sql/parts/20_tables.sql', qr/(\tpayload +jsonb NOT NULL,)/, "\$1\n\tmore int NOT NULL,", 'table idemq.jobs: column more is new, and may not be NULL' ],
 		[ 'a column that may', 'sql/parts/20_tables.sql', qr/(\tpayload +jsonb NOT NULL,)/, "\$1\n\tmore int,", '' ],
 		[ 'a table', 'sql/parts/46_events.sql', qr/CREATE TABLE idemq\.events \(/, 'CREATE TABLE idemq.happened (', 'table idemq.events is gone' ],
-		[ "a client's call", 'clients/python/idemq/_run.py', qr/idemq\.heartbeat_many\(/, 'idemq.heartbeat_all(', 'clients/python/idemq/_run.py: idemq.heartbeat_all, which the version before has not' ],
+		[ "a client's call", 'clients/python/idemq/_run.py', qr/^(_HEARTBEAT = .*)idemq\.heartbeat_many\(/m, '$1idemq.heartbeat_all(', 'clients/python/idemq/_run.py: idemq.heartbeat_all, which the version before has not' ],
 		[ "a client's argument", 'clients/node/lib/enqueue.js', qr/, delay => /, ', slowly => $5::bool, delay => ', 'clients/node/lib/enqueue.js: idemq.enqueue(slowly => ...), which the version before has not' ],
 		[ "a call of the page", 'ui/src/actions.mjs', qr/idemq\.cancel\((\$1)\)/, 'idemq.cancel($1, why => $2)', 'ui/src/actions.mjs: idemq.cancel(why => ...), which the version before has not' ],
 		[ "a client's new call", 'clients/python/idemq/_run.py', qr/^(_HEARTBEAT = .*)idemq\.heartbeat_many\(/m, "# since 9.0.0\n\$1idemq.heartbeat_all(", '' ]);
