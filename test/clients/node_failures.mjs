@@ -126,6 +126,8 @@ test('giveUpAfter: the worker ends if it cannot connect', async () => {
     let done = false;
     const ended = worker.run(() => void (done = true));
     await until(() => done && worker.control.session);
+    // An idle worker: only its wait is connected again.
+    await until(async () => (await one("SELECT count(*)::int AS waits FROM pg_stat_activity WHERE application_name = $1 AND state = 'active' AND query LIKE 'CALL idemq.wait%'", `idemq ${q}`)).waits > 0);
     proxy.close();
     await assert.rejects(ended, (error) => error instanceof Error && !('sqlstate' in error));
   });

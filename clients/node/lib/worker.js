@@ -248,10 +248,12 @@ export class Worker {
   async #giveUp() {
     const after = 1000 * (this.#options.giveUpAfter ?? Infinity);
     let lostAt = Date.now();
+    // An idle worker only tries to connect its wait.
+    const servers = [this.server, this.waiter.server];
     while (after < Infinity && !this.#over.signal.aborted) {
       if (this.control.session) lostAt = Date.now();
-      else if (Math.min(Date.now() - lostAt, this.server.downFor) >= after) {
-        this.#fatal ??= this.server.error;
+      else if (Math.min(Date.now() - lostAt, Math.max(...servers.map(({ downFor }) => downFor))) >= after) {
+        this.#fatal ??= servers.find(({ down }) => down)?.error;
         this.#logger.error(`idemq: ${this.queue}: the worker gives up, because it has had no connection for ${this.#options.giveUpAfter} s`);
         while (!this.#over.signal.aborted && !this.#graceEnded) this.stop();
         return;
