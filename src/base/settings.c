@@ -47,7 +47,7 @@ idemq_settings_define(void)
 	define_int(
 		"idemq.max_queues", "Sets the maximum number of queues in all databases of the server.",
 		"If all entries are in use, idemq.create_queue raises error 53400, as does any call that "
-		"uses a restored queue without an entry. The default uses 17 MB of shared memory.",
+		"uses a restored queue without an entry. The default uses 21 MB of shared memory.",
 		&idemq_max_queues, 1, 100000, PGC_POSTMASTER, 0);
 	define_int("idemq.max_leases",
 			   "Sets the maximum number of running jobs whose leases are kept in shared memory.",

@@ -273,7 +273,7 @@ handler_claim(void)
 		const char *message = error->message != NULL ? error->message : "";
 
 		(void) idemq_handler_refuse(idemq_handler.key,
-									error->message != NULL ? message : "unknown error");
+									error->message != NULL ? message : "unknown error", true);
 		ereport(LOG, errcode(error->sqlerrcode),
 				errmsg("handler process for queue \"%s\" is exiting: %s", idemq_handler.queue_name,
 					   message));

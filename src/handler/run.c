@@ -159,7 +159,7 @@ idemq_handler_check(HandlerTarget *target, QueueInfo *queue)
 	why = idemq_handler_resolve(&idemq_handler.info, target);
 	if (why != NULL)
 	{
-		(void) idemq_handler_refuse(idemq_handler.key, why);
+		(void) idemq_handler_refuse(idemq_handler.key, why, false);
 		return RUN_LEAVE;
 	}
 	if (target->role != idemq_handler.role ||

@@ -60,12 +60,24 @@ typedef struct EndedPause
 static SqlStatement group_pause_end_over =
 	{.few = true,
 	 .locks = true,
-	 .latest = true,
 	 .text = "WITH over AS MATERIALIZED (SELECT p.group_key FROM idemq.paused_groups p "
 			 "WHERE p.queue_id = $1 AND p.paused_until <= $2 ORDER BY p.paused_until LIMIT $3 "
 			 "FOR UPDATE SKIP LOCKED) "
 			 "DELETE FROM idemq.paused_groups p USING over WHERE p.queue_id = $1 "
 			 "AND p.group_key = over.group_key RETURNING p.group_key, p.paused_until",
+	 .types = {INT4OID, TIMESTAMPTZOID, INT4OID},
+	 .fields = (const SqlField[]){SQL_FIELD(EndedPause, group), SQL_FIELD(EndedPause, until)}};
+
+/*
+ * The same pauses, for a claim above READ COMMITTED.  It must not lock their rows: if another
+ * transaction has deleted one since the snapshot was taken, SKIP LOCKED does not skip it, but
+ * raises 40001, and a claim raises no such error.
+ */
+static SqlStatement group_pause_list_over =
+	{.few = true,
+	 .latest = true,
+	 .text = "SELECT group_key, paused_until FROM idemq.paused_groups WHERE queue_id = $1 "
+			 "AND paused_until <= $2 ORDER BY paused_until LIMIT $3",
 	 .types = {INT4OID, TIMESTAMPTZOID, INT4OID},
 	 .fields = (const SqlField[]){SQL_FIELD(EndedPause, group), SQL_FIELD(EndedPause, until)}};
 
@@ -96,18 +108,21 @@ idemq_group_pause_is_over(const QueueInfo *queue)
 
 /*
  * Deletes the rows of pauses of a queue's groups that are over, unless they are locked, and has
- * these groups promoted, at most 100 per call.  Returns the number of pauses ended.  The queue's settings change with
- * the commit, so the next session that reads them finds the remaining pauses.
+ * these groups promoted, at most 100 per call.  Above READ COMMITTED it leaves the rows, which no
+ * longer have any effect.  Returns the number of pauses that are over.  The queue's settings change
+ * with the commit, so the next session that reads them finds the remaining pauses.
  */
 int
 idemq_group_pauses_end(const QueueInfo *queue)
 {
+	bool keeps = IsolationUsesXactSnapshot();
 	Datum values[] = {Int32GetDatum(queue->id), TimestampTzGetDatum(idemq_now()),
 					  Int32GetDatum(END_AT_ONCE)};
 	EndedPause *ended;
 	int count;
 
-	ended = idemq_spi_rows(&group_pause_end_over, values, sizeof(EndedPause), &count);
+	ended = idemq_spi_rows(keeps ? &group_pause_list_over : &group_pause_end_over, values,
+						   sizeof(EndedPause), &count);
 	for (int i = 0; i < count; i++)
 	{
 		AuditEntry entry = {.action = "resume", .queue = queue};
@@ -116,7 +131,8 @@ idemq_group_pauses_end(const QueueInfo *queue)
 		entry.members[1] = TextDatumGetCString(ended[i].group);
 		entry.members[2] = "until";
 		entry.members[3] = pstrdup(timestamptz_to_str(ended[i].until));
-		idemq_audit(&entry);
+		if (!keeps)
+			idemq_audit(&entry);
 		/* Immediately, because the caller may itself be claiming jobs of this group. */
 		idemq_promote_later(queue, ended[i].group);
 	}

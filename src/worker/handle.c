@@ -89,7 +89,7 @@ start_one(const QueueInfo *queue, const HandlerInfo *info)
 
 	StaticAssertStmt(sizeof(ticket) <= sizeof(worker.bgw_extra), "a ticket is too long");
 	if (why != NULL)
-		return idemq_handler_refuse(ticket.key, why);
+		return idemq_handler_refuse(ticket.key, why, false);
 	ticket.role = target.role;
 	if (idemq_handler_reserve(queue->qstate, info->workers, &ticket, &again) != HANDLER_RESERVED)
 		return again;

@@ -1,5 +1,5 @@
 # Sessions stopped at an exact place: between what they do to a row and what they do to shared memory.
-# at least 101 assertions
+# at least 105 assertions
 # stops: claim_before_snapshot idemq_claim_row_fill idemq_scan_start_lower idemq_scan_start_read idemq_groups_know idemq_jobs_group_head idemq_jobs_group_next idemq_jobs_lock idemq_jobs_refresh_or_raise idemq_lease_activate idemq_lease_drop idemq_lease_hold idemq_lease_restore idemq_lease_count_transferred idemq_reap_some idemq_waiters_join idemq_tick_key_check idemq_transition idemq_worker_announce_use
 
 use strict;
@@ -382,6 +382,17 @@ sub truncate_before
 sql($node, "SELECT idemq.create_queue('p', group_max_running => 3, lease => '1 h')");
 $one->query_safe('SELECT 1');
 truncate_before(send_to("SELECT payload FROM idemq.claim('p')", 'idemq_reap_some'), '1\n1', '2 3');
+
+# Above READ COMMITTED a claim neither deletes nor locks the row of a pause that has ended.  SKIP LOCKED would skip a row that
+# another claim is deleting, but raise 40001 for one that it has deleted since the snapshot.
+sql($node, "SELECT idemq.create_queue('above'), idemq.pause('above', group_key => 'g'); SELECT idemq.enqueue('above', '1', group_key => 'g');
+	SELECT idemq.enqueue('above', '2'); UPDATE idemq.paused_groups SET paused_until = now() - interval '1 h'");
+$one->query_safe('BEGIN ISOLATION LEVEL REPEATABLE READ');
+is($one->query_safe("SELECT string_agg(payload::text, ' ' ORDER BY payload) FROM idemq.claim('above', 5)"), '1 2', 'at REPEATABLE READ, a claim takes a job whose pause is over');
+is_sql($node, "SELECT count(*) FROM idemq.claim('above')", 0, 'meanwhile another one finds no job');
+is_sql($node, 'SELECT count(*) FROM idemq.paused_groups', 0, 'but deletes the row of the pause, which the first has not locked');
+$one->query_safe('COMMIT');
+is_sql($node, "SELECT count(*) FROM idemq.audit WHERE action = 'resume' AND details ->> 'group_key' = 'g'", 1, 'the end of the pause is recorded once');
 leave($one);
 
 # The shipped library has no stop points: it leaves one that is armed alone.

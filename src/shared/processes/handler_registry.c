@@ -14,9 +14,9 @@
  *
  * A process that ends before it is READY has failed: the next one is deferred, for a second,
  * twice as long each time, up to 64 s.  (The server's log says why it failed: perhaps the role
- * was locked out between the worker's check and the login.)  So is the next one when the handler may
- * not run.  The queue's state says how often that has happened, and why (HandlerStatus); without a
- * queue state no handler runs.
+ * was locked out between the worker's check and the login.)  A handler that may not run is looked at
+ * again after such a time, or as soon as the queue's settings have changed.  The queue's state says
+ * how often either has happened, and why (HandlerStatus); without a queue state no handler runs.
  *
  * What asks for a process.  DUE_HANDLER in a queue's state is the time when the worker next looks
  * at its handler.  A commit that makes a job ready sets it, if the queue state is armed: the
@@ -207,11 +207,12 @@ idemq_handler_note_error(QueueStateKey key, const char *error)
 }
 
 /*
- * Notes why no process may run a handler, NULL where that is not known, and defers the next start;
- * returns until when (mono).
+ * Notes why no process may run a handler, NULL where that is not known; returns when (mono) to look
+ * again.  defers: a process has failed, so none is started before that, whoever looks.  Otherwise
+ * the reason is looked up at each start, and a change of the queue's settings may have removed it.
  */
 int64
-idemq_handler_refuse(QueueStateKey key, const char *why)
+idemq_handler_refuse(QueueStateKey key, const char *why, bool defers)
 {
 	QueueState *qstate = idemq_qstate_find(key.database, key.queue_id);
 	HandlerStatus *status;
@@ -226,7 +227,8 @@ idemq_handler_refuse(QueueStateKey key, const char *why)
 	else if (status->failures == 0)
 		note_error(status, "one of its processes exited before it was ready: see the server log");
 	again = idemq_mono_now() + (FAILED_PAUSE << Min(status->failures, FAILED_DOUBLINGS));
-	status->not_before = again;
+	if (defers)
+		status->not_before = again;
 	status->failures++;
 	LWLockRelease(&handler_registry->handlers_lock);
 	return again;
@@ -426,7 +428,7 @@ detach(int code, Datum arg)
 	QueueState *qstate = idemq_qstate_find(key.database, key.queue_id);
 
 	if (my_handler_slot->state == HANDLER_ATTACHED && !my_handler_slot->leave)
-		(void) idemq_handler_refuse(key, NULL);
+		(void) idemq_handler_refuse(key, NULL, true);
 	LWLockAcquire(&handler_registry->handlers_lock, LW_EXCLUSIVE);
 	my_handler_slot->state = HANDLER_FREE;
 	my_handler_slot->pid = 0;

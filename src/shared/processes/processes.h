@@ -208,7 +208,7 @@ extern void idemq_handler_crashed(QueueState *qstate, bool again);
 extern void idemq_handler_state(QueueStateKey key, HandlerStatus *status, int *processes,
 								int *busy);
 extern void idemq_handler_note_error(QueueStateKey key, const char *error);
-extern int64 idemq_handler_refuse(QueueStateKey key, const char *why);
+extern int64 idemq_handler_refuse(QueueStateKey key, const char *why, bool defers);
 
 /* for the worker, which starts them */
 extern HandlerReserve idemq_handler_reserve(QueueState *qstate, int wanted, HandlerTicket *ticket,
