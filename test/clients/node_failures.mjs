@@ -92,6 +92,7 @@ test('jobs that have been claimed with the failing ones keep their attempts', as
       if (broken) throw new Error('bad deploy');
     });
     await until(() => (opened ||= said.some((text) => /ten attempts in a row/.test(text))));
+    await until(async () => (await jobsOf(q)).every(({ status }) => status !== 'running'));
     broken = false;
     await until(async () => (await jobsOf(q)).every(({ status }) => status === 'completed' || status === 'retrying'));
     worker.stop();
