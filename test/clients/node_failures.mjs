@@ -6,7 +6,7 @@ import net from 'node:net';
 import { test } from 'node:test';
 import pg from 'pg';
 import { Inside, Kind, Outside, RetryLater, Snooze, Worker, drain, enqueue, enqueueMany, job, makeDue } from 'idemq';
-import { connection, jobsOf, logger, one, pool, proxied, queue, said } from './node_common.mjs';
+import { connection, jobsOf, logger, mark, marksOf, one, pool, proxied, queue, said } from './node_common.mjs';
 
 const until = async (what) => {
   for (let n = 0; !(await what()); n++) {
@@ -78,6 +78,31 @@ test('ten failures in a row with the same error: one job at a time, until one su
   // A drain runs them all.
   const all = await queue(", retry_base => '1 h'", 30);
   assert.deepEqual(await drain(connection, all, () => { throw new Error('no'); }, { logger }), { retrying: 30 });
+});
+
+test('jobs that have been claimed with the failing ones keep their attempts', async () => {
+  for (const options of [{ batch: 100 }, { concurrency: 2, batch: 50 }]) {
+    const q = await queue(", retry_base => '1 h'", 200);
+    said.length = 0;
+    let broken = true;
+    let opened = false;
+    const worker = new Worker(connection, q, { ...options, signals: false, logger: { ...logger, info: () => {} } });
+    const ended = worker.run(async (job, db) => {
+      await mark(db, q, `${job.payload}`);
+      if (broken) throw new Error('bad deploy');
+    });
+    await until(() => (opened ||= said.some((text) => /ten attempts in a row/.test(text))));
+    await until(async () => (await jobsOf(q)).every(({ status }) => status !== 'running'));
+    broken = false;
+    await until(async () => (await jobsOf(q)).every(({ status }) => status === 'completed' || status === 'retrying'));
+    worker.stop();
+    await ended;
+    const jobs = await jobsOf(q);
+    const failed = jobs.filter(({ status }) => status === 'retrying').length;
+    assert.ok(failed >= 10 && failed <= 15, `${failed}`);
+    assert.deepEqual((await marksOf(q)).length, 200 - failed);
+    assert.ok(jobs.every(({ attempt }) => attempt === 1));
+  }
 });
 
 test('runOutside: an attempt that loses its connection to the server is given back three times', async () => {

@@ -41,10 +41,10 @@ class Queues(Client):
     def ran_sorted(self):
         return sorted(self.ran)
 
-    def start_worker(self, queues, dsn=DSN, **options):
+    def start_worker(self, queues, dsn=DSN, method="run", **options):
         worker = idemq.Worker(dsn, queues, **options)
         outcomes = []
-        thread = threading.Thread(target=lambda: outcomes.append(worker.run()))
+        thread = threading.Thread(target=lambda: outcomes.append(getattr(worker, method)()))
         thread.start()
         told = []
 
@@ -219,6 +219,35 @@ class Queues(Client):
             self.sql("SELECT idemq.create_queue(%s)", self.a)
             self.completed(*self.add_to(self.a, 3))
         self.assertIn(self.a, "".join(logs.output))
+
+    def test_a_queue_that_is_refused_delays_no_other(self):
+        with unittest.mock.patch.object(idemq._run, "ERROR_PAUSE", 3600), self.assertLogs("idemq", "ERROR"):
+            stop = self.start_worker(dict.fromkeys(self.queues, self.note))
+            self.until(SLEEPS)
+            self.sql("SELECT idemq.drop_queue(%s)", self.a)
+            self.completed(*self.add_to(self.b, 1))
+            self.completed(*self.add_to(self.c, 2))
+            stop()
+
+    def test_a_locked_table_ends_no_worker(self):
+        """As while the extension is updated, when the worker starts, and in a drain."""
+        look_after, refused = idemq._run.QueueRun._look_after, threading.Semaphore(0)
+
+        def look_later(queue, seconds):
+            look_after(queue, seconds)
+            refused.release()
+
+        for method in ("run", "drain"):
+            (job,) = self.add_to(self.a, 1)
+            with unittest.mock.patch.multiple(idemq._links, LOCK_TIMEOUT="10ms"), \
+                    unittest.mock.patch.object(idemq._run.QueueRun, "_look_after", look_later), psycopg.connect(DSN) as other:
+                other.execute("LOCK TABLE idemq.jobs IN ACCESS EXCLUSIVE MODE")
+                stop = self.start_worker({self.a: self.note}, method=method)
+                for _ in range(2):
+                    self.assertTrue(refused.acquire(timeout=60), "it claims again")
+                other.rollback()
+                self.completed(job)
+                self.assertEqual(stop(), {"committed": 1})
 
     def test_one_drain_ends_them_all(self):
         begun = threading.Barrier(3)

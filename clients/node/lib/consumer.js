@@ -7,6 +7,7 @@ import { Outside, singleHandler } from './handlers.js';
 import { Attempt } from './job.js';
 import { OutsideAttempts } from './outside.js';
 import { validated } from './schema.js';
+import { RELEASE_MANY } from './statements.js';
 import { Transactions } from './transactions.js';
 
 /** @typedef {import('./connection.js').Session} Session */
@@ -55,6 +56,8 @@ export class Consumer {
   /** How many times in a row this happened. */
   #blockedInARow = 0;
   #breaker = new Breaker();
+  /** The attempt that may begin while the breaker is open. @type {Attempt | undefined} */
+  #probe;
 
   /** @param {string} queue @param {import('./handlers.js').Inside | Outside} way @param {Shared} shared */
   constructor(queue, way, shared) {
@@ -140,7 +143,7 @@ export class Consumer {
     const run = async () => {
       const slot = mode.acquire();
       try {
-        while (next.length > 0) {
+        while ((next = await this.unheld(next)).length > 0) {
           // Jobs that were claimed with the last commit but not started are released.
           if (this.#shared.stopping.aborted) next.forEach((attempt) => attempt.cancel('drain'));
           next = await mode.attempt(next, slot);
@@ -149,6 +152,7 @@ export class Consumer {
         mode.release(slot);
       }
     };
+    if (this.#breaker.open && this.busy === 0) [this.#probe] = attempts;
     this.busy++;
     run()
       .catch((error) => {
@@ -161,6 +165,22 @@ export class Consumer {
         this.#shared.shardSlots?.release(1);
         this.#shared.freed(this);
       });
+  }
+
+  /**
+   * Gives back the attempts that must not begin, because their handlers would probably fail. Returns the others.
+   * @param {Attempt[]} attempts
+   */
+  async unheld(attempts) {
+    const held = attempts.filter((attempt) => this.#breaker.open && attempt !== this.#probe && !attempt.commitSent);
+    if (held.length > 0) await this.giveBack(held, 'the last attempts have failed with the same error');
+    return attempts.filter((attempt) => !held.includes(attempt));
+  }
+
+  /** Releases attempts that have not begun. @param {Attempt[]} attempts @param {string} why */
+  async giveBack(attempts, why) {
+    await this.control.answer(RELEASE_MANY, [attempts.map(({ job }) => job.id), attempts.map(({ job }) => job.token)]);
+    for (const attempt of attempts) this.ended(attempt, 'released', why);
   }
 
   /**

@@ -15,7 +15,7 @@ import { GroupCommit } from './group-commit.js';
 import { BatchEnded, HandlerTransaction, handlerClient } from './handler-client.js';
 import { endStale, settle } from './settle.js';
 import { endBackend } from './silence.js';
-import { ASSERT_CURRENT, BEGIN, COMMIT_MANY, COMMIT_MANY_AND_CLAIM, COMMIT_ONE, COMMIT_ONE_AND_CLAIM, COMMIT_TRANSACTION, HOLD_CLAIMED, NO_IDLE_TIMEOUT, RELEASE_MANY, jobFromRow } from './statements.js';
+import { ASSERT_CURRENT, BEGIN, COMMIT_MANY, COMMIT_MANY_AND_CLAIM, COMMIT_ONE, COMMIT_ONE_AND_CLAIM, COMMIT_TRANSACTION, HOLD_CLAIMED, NO_IDLE_TIMEOUT, jobFromRow } from './statements.js';
 
 const maxReruns = 3;
 /** If a handler uses its client within this many milliseconds, the next job's transaction begins with its claim. */
@@ -119,8 +119,7 @@ export class Transactions {
     while (!(await Promise.race([opened, sleep(connectTimeout, server.life.over)]))) {
       if (server.life.over.aborted) return true;
       if (!control.session) continue;
-      await control.answer(RELEASE_MANY, [attempts.map(({ job }) => job.id), attempts.map(({ job }) => job.token)]);
-      for (const attempt of attempts) this.worker.ended(attempt, 'released', 'there is no connection for its handler');
+      await this.worker.giveBack(attempts, 'there is no connection for its handler');
       await opened;
       return false;
     }
@@ -132,11 +131,14 @@ export class Transactions {
     if (!(await this.#connected(attempts, slot))) return [];
     // A job that was lost before may be the cause of a crash, so it runs alone.
     const first = attempts.filter((attempt) => attempt.job.attempt === 1);
-    const groups = [...attempts.filter((attempt) => attempt.job.attempt > 1).map((attempt) => [attempt]), ...(first.length > 0 ? [first] : [])];
-    for (let group; (group = groups.shift());) {
+    let groups = [...attempts.filter((attempt) => attempt.job.attempt > 1).map((attempt) => [attempt]), ...(first.length > 0 ? [first] : [])];
+    while (groups.length > 0) {
+      const [group] = groups.splice(0, 1);
       const next = await this.#run(slot, group, groups.length === 0);
       if (groups.length === 0 && next) return next;
       if (!next) groups.unshift(...group.map((attempt) => [attempt]));
+      const left = await this.worker.unheld(groups.flat()); // this one may have been the tenth failure
+      groups = groups.map((each) => each.filter((attempt) => left.includes(attempt))).filter((each) => each.length > 0);
     }
     return [];
   }

@@ -641,8 +641,14 @@ class AttemptRunner:
     async def give_back(self, jobs: Sequence[BaseJob]) -> None:
         """Releases jobs that were not started."""
         values = [job.id for job in jobs], [job.token for job in jobs]
+        give_up = time.monotonic() + DRAIN_SETTLE_TIMEOUT
         try:
-            await self.shared.within(self.shared.control.ask(_RELEASE_MANY, values), DRAIN_SETTLE_TIMEOUT)
+            while True:
+                try:
+                    await self.shared.within(self.shared.control.ask(_RELEASE_MANY, values), max(give_up - time.monotonic(), 0.01))
+                    break
+                except psycopg.errors.LockNotAvailable:
+                    await asyncio.sleep(LOCK_PAUSE)
         except (AnswerLost, psycopg.Error, asyncio.TimeoutError) as error:
             self._leave_to_leases(jobs, error)
             return

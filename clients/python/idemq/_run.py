@@ -30,7 +30,7 @@ from ._handlers import Kind
 from ._job import BaseJob
 from ._links import AnswerLost, Link
 from ._options import Options
-from ._shared import Shared
+from ._shared import LOCK_PAUSE, Shared
 from ._worker_report import WorkerReport
 
 log = logging.getLogger("idemq")
@@ -196,6 +196,8 @@ class QueueRun(AttemptRunner):
             jobs, self.looks = await self._claim()
         except AnswerLost:
             self._look_after(0.1)
+        except psycopg.errors.LockNotAvailable:  # a table is locked, for example by ALTER EXTENSION UPDATE
+            self._look_after(LOCK_PAUSE)
         except psycopg.Error as error:
             if self._once or (not self.claimed and self._refused(error)):
                 raise
@@ -267,6 +269,7 @@ class Run:
         self._sleeping: Optional["asyncio.Task[None]"] = None
         """The task in which the server waits for work."""
         self._sleeps_for: list[QueueRun] = []
+        self._wait_refused_at = -math.inf
         self._listening: Optional["asyncio.Task[None]"] = None
         """The task that listens while the server waits for nothing."""
         self._stops_listening = False
@@ -465,7 +468,11 @@ class Run:
         except psycopg.Error as error:
             if not self.shared.ending.is_set():
                 log.error("%s: wait: %s", self.options.where, str(error).strip())
-                await self._pause(ERROR_PAUSE)
+                # One of several queues may be the cause.  The claims find out which, and the next wait is for the others.
+                again = time.monotonic() - self._wait_refused_at < 2 * ERROR_PAUSE
+                self._wait_refused_at = time.monotonic()
+                if again or len(self._sleeps_for) == 1:
+                    await self._pause(ERROR_PAUSE)
 
     async def _pause(self, seconds: float) -> None:
         """Sleeps, or until the drain begins."""

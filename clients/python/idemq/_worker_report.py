@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import psycopg
 
+from . import _links
 from ._links import AnswerLost, AsyncLink
 
 REPORT_INTERVAL = 30.0
@@ -66,7 +67,9 @@ class WorkerReport:
         jobs, done = self._state()
         try:
             # The link is still used after a cancelled report, so the answer must be awaited.
-            await asyncio.shield(self._link.ask(_REPORT_WORKER, [*self._about, list(jobs), done, stopping, list(end_waits)]))
+            asking = asyncio.ensure_future(self._link.ask(_REPORT_WORKER, [*self._about, list(jobs), done, stopping, list(end_waits)]))
+            asking.add_done_callback(_links._retrieved)
+            await asyncio.shield(asking)
             self._reported = True
             self._stopping = stopping
         except (AnswerLost, OSError, psycopg.errors.LockNotAvailable):
