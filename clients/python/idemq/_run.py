@@ -407,7 +407,8 @@ class Run:
                     # The end of a job can make another one ready: one of its group, or one that it has added.
                     for queue in turns:
                         queue.looks = True
-                found = False
+                # A job that ends during the round may have added one to a queue that has had its turn.
+                was_idle, found = self._busy == 0, False
                 for queue in list(turns):
                     if queue.looks and queue.idle and queue.paused_for <= 0 and not shared.ending.is_set():
                         found = await queue.look() or found
@@ -420,7 +421,9 @@ class Run:
                 # Also queues of which an executor has become idle during this round.
                 pauses = [queue.paused_for for queue in turns if queue.looks and queue.idle]
                 if self._busy == 0 and not pauses:
-                    return
+                    if was_idle:
+                        return
+                    continue
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(shared.changed.wait(), max(min(pauses), 0) if pauses else None)
         finally:
