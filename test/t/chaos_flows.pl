@@ -440,7 +440,9 @@ part_one() if $part eq '';
 keep_from_starting() if $part ne 'steer';
 steer() if $part ne 'watch';
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'and check() is clean');
-is(unexpected($node, qw(22023 40001 40P01 IQ001 IQ005 IQ007 IQ002 IQ006 42501 57014 57P01 57P02 57P03 08006)), '', 'no errors except refusals, and those of sessions that were terminated');
+my @errors = split /\n/, unexpected($node, qw(22023 40001 40P01 IQ001 IQ005 IQ007 IQ002 IQ006 42501 57014 57P01 57P02 57P03 08006));
+# The child was cancelled between the worker's query and its call of add_parents.
+is(join("\n", grep { !/^55000 job \d+ does not wait for job \d+$/ } @errors), '', 'no errors except refusals, and those of sessions that were terminated');
 $orders .= "end\n";
 $nursery->finish;
 is($nursery->result(0) . slurp_file("$log.nursery"), '0', 'the nursery came through');
