@@ -267,7 +267,7 @@ acquire(JobCall *call, JobsTable *table, QueueInfo *queue, text *key, const Datu
 	/* Until a lease is known: one that begins now will have ended by then. */
 	call->retry_after = idemq_now() + (call->lease > 0 ? call->lease : queue->lease);
 	idemq_jobs_open(table);
-	/* A job that cannot be taken needs no lock: many duplicates of few messages take none. */
+	/* Checked first without the lock, because many calls are duplicates of a few messages. */
 	if (find_job(call, table, queue, key, payload) && idemq_job_is_settled(call))
 		return idemq_claim_by_id_check(call, table);
 	/* 64 bits of a keyed hash: whoever reads pg_locks cannot compute it. */

@@ -2,15 +2,15 @@
  * job/claim_one.c
  *		Taking a ready job: the lease entry first, then the row.
  *
- * The entry makes idemq's claimers exclusive among themselves with no row
- * locked: a claimer that finds another's entry does not touch the row.  With the
- * entry ours, the row can be held only by a transaction that is no claim (a foreign
- * key check, a DBA, a cancel); then it is skipped, not waited for.  When the lease
- * table is full, the row lock alone decides.
+ * Claimers exclude each other through the entry, not through a row lock: a claimer that finds an
+ * entry of another session does not touch the row.  So once the claimer has the entry, only a
+ * transaction that does not claim can hold the row (a foreign key check, a DBA, a cancel).  The
+ * claimer then skips the job instead of waiting.  If the lease table is full, the row lock alone
+ * excludes other claimers.
  *
- * The order is: issue a token, reserve room for a note, put a CLAIMING entry, note it.
- * Between the entry and the note nothing can fail.  Then the row is written, and if it
- * was not ours (changed, or held), the note is undone at once.
+ * The order is: issue a token, reserve room for the note, add an entry in state CLAIMING, note it.
+ * Nothing can fail between the entry and the note.  Then the row is written.  If it has changed
+ * meanwhile, or another transaction holds it, the note is undone at once.
  */
 #include "postgres.h"
 
@@ -26,12 +26,12 @@
 #include "txn/txn.h"
 
 /*
- * Undoes a take whose job changed between our fetch and our entry.  The entry may have turned
- * claimers away from the job's new version, wherever in the index that is.  So we fetch it
- * once more when the entry is gone, and lower the scan start to where it is ready; a transaction
- * that makes it ready after that lowers the scan start later still.  Usually another worker has
- * completed the job, and nothing is owed.  Then the scan starts stay: otherwise each lost race
- * would send every claimer through all that a held snapshot keeps.
+ * Undoes a claim whose job changed between the fetch and the entry.  While the entry was there,
+ * other claimers may have passed the job's new version, which can be anywhere in the index.  So the
+ * job is fetched once more after the entry has been removed, and the scan start is lowered to its
+ * key if it is ready.  A transaction that makes the job ready after this fetch lowers the scan start
+ * itself.  Usually another worker has completed the job; then the scan start stays, because otherwise
+ * every lost race would make all claimers scan the index entries that a held snapshot keeps.
  */
 static void
 undo_changed(const QueueInfo *queue, int64 id)

@@ -338,7 +338,7 @@ scan_children(JobsTable *table, const QueueInfo *queue, int max, Slice *slice)
 	/* Above READ COMMITTED this is left to others: job/dependencies.c. */
 	if (table->crosscheck != InvalidSnapshot)
 		return 0;
-	/* It may begin in the middle, and so come to the end twice. */
+	/* A scan may begin in the middle of the children, so it must reach the end twice. */
 	while (promoted < max && ends < 2 &&
 		   idemq_groups_take_children(queue->qstate, queue->id, &scan))
 	{

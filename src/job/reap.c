@@ -2,19 +2,19 @@
  * job/reap.c
  *		Taking back leases that ended.
  *
- * An expired lease is marked in the lease table first, and from then on a heartbeat is refused.
- * Then the job's row is written, unless it is held: an open commit or idemq.assert_current keeps
- * the job.  Once the row is locked, the mark is looked at again: whoever held the row may have
- * taken the mark over.  A lost lease counts as an attempt.
+ * An expired lease is first marked in the lease table; from then on heartbeats are refused.  Then
+ * the job's row is written, unless another transaction holds it: an open commit or
+ * idemq.assert_current keeps the job.  After the row has been locked, the mark is read again, because
+ * the transaction that held the row may have taken the mark over.  A lost lease counts as an attempt.
  *
- * After the first loss a job is pending and ready at once: its worker was killed.  A job that
- * loses its next worker, too, may be the cause: from the second loss in a row on it is
- * JOB_RETRYING, and waits by the queue's retry policy, as after a failure.  A handler's job waits
- * from its first loss on: the job itself may have crashed the process.  So does one that ran into
- * job_timeout: nothing has killed its worker.
+ * After its first loss, a job is pending and ready at once, because its worker was probably killed.
+ * From the second loss in a row on, the job itself may be the cause: it is JOB_RETRYING, and waits
+ * according to the queue's retry policy, as after a failure.  Two kinds of jobs wait from the first
+ * loss on: a job of a handler, which may have crashed the process, and a job that has run into
+ * job_timeout, whose worker was not killed.
  *
- * A worker that ends an attempt, and does not wait for the session that holds the job's row,
- * hands the end over (idemq_lease_hand_over): it is written here, once the row is free.
+ * A worker that ends an attempt without waiting for the transaction that holds the job's row hands
+ * the end over (idemq_lease_hand_over).  The reaper writes it here, once the row is free.
  */
 #include "postgres.h"
 

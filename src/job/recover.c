@@ -140,7 +140,7 @@ adopt(LostLeases *lost, const Job *job, const QueueInfo *queue, int64 deadline, 
 	idemq_qstates_begin_change();
 	take = idemq_lease_adopt(job->id, job->token, &adopting, &adopted);
 	deadline = Min(deadline, adopted.limit);
-	/* At once: if an error keeps the entry from being settled, it is reaped at worst. */
+	/* Scheduled before anything can fail: if an error follows, the entry expires and is reaped. */
 	idemq_due_by(idemq_qstate_find(MyDatabaseId, job->queue_id), DUE_LEASE, deadline);
 	idemq_qstates_end_change();
 	if (take == LEASE_TAKEN)

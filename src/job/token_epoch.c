@@ -87,8 +87,8 @@ token_epoch_load(TimeLineID timeline)
 }
 
 /*
- * Returns where the tokens of this database begin.  One query for each timeline of the
- * server and each change of settings that this session meets; not on a standby.
+ * Returns the base of this database's tokens.  The session queries it again only if the server's
+ * timeline or the database's settings have changed.  Not to be called on a standby.
  */
 int64
 idemq_token_epoch_base(void)

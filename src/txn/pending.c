@@ -160,10 +160,10 @@ note_rows_once(void)
 }
 
 /*
- * Notes a claim of the job with that ready key, for which room was reserved
- * (idemq_pending_reserve_claim); its entry has been taken, or, with rowonly, the table
- * was full.  once: the claim is the attempt's end as well.  prior is the entry that it took
- * over, or NULL.  Cannot fail.
+ * Notes a claim.  The caller has reserved room for the note (idemq_pending_reserve_claim), so this
+ * cannot fail, and has taken the lease entry; rowonly: it has none, because the table was full.
+ * key: the ready key of the job.  once: the same transaction ends the attempt.  prior: the entry
+ * that the claim took over, or NULL.
  */
 void
 idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, bool rowonly,
@@ -650,7 +650,7 @@ idemq_pending_undo_last(void)
 	idemq_qstates_end_change();
 }
 
-/* Undoes each action with this subtransaction id or a greater one, the last first. */
+/* Undoes the actions of this subtransaction and of later ones, in reverse order. */
 void
 idemq_pending_undo(SubTransactionId from)
 {

@@ -7,20 +7,20 @@
  * minutes rows are folded into one.  What a row is, and where it is written, is SQL
  * (sql/parts/71_history.sql); what was counted is in shared memory, and comes from here.
  *
- * A row has the differences to the counters at the end of the last step that was written,
- * which this process remembers.  The counters of a queue that have begun anew, with another
- * counted_since, are counted from zero.  A worker that starts, or whose idemq.history is turned
- * on, begins with what it finds; only counters that are younger than a step, of a server that
- * has just started, count from zero.  So what happened while nobody wrote is nowhere, and no
- * step has what another had.
+ * A row contains the differences to the counters at the end of the last step that was written,
+ * which this process remembers.  If a queue's counters have been reset, and so have another
+ * counted_since, the difference is to zero.  A worker that starts, or whose idemq.history is turned
+ * on, begins with the counters that it finds; only if they are younger than a step, because the
+ * server has just started, it begins with zero.  So no event is counted in two steps, and events of
+ * a time in which no worker wrote are in no step.
  *
- * Nobody polls.  A commit that has counted something asks for a step, once in a step
- * (shared/processes/worker_call.c), and wakes a worker that would sleep longer than that.  A
- * worker that is not asked sleeps: in an idle database it wakes for the end of the last minute
- * and of the last 10 minutes, and no more.  The request is taken before the counters are read.
+ * The worker does not poll.  A commit that has counted something requests a step, at most once per
+ * step (shared/processes/worker_call.c), and wakes a worker that would sleep past its end.  So in an
+ * idle database the worker wakes only for the end of the last minute and of the last 10 minutes.  It
+ * takes the request before it reads the counters, so a later change makes a new request.
  *
- * State is local to the process.  What a step has read counts as written once its transaction
- * has committed (idemq_history_ended).  Locks: none of its own.
+ * All state is local to the process.  The counters that a step has read replace the remembered ones
+ * when its transaction has committed (idemq_history_ended).  No locks of its own.
  */
 #include "postgres.h"
 

@@ -57,9 +57,9 @@ static List *to_visit = NIL;	 /* of database OIDs */
 static int64 next_complaint = 0; /* likewise */
 
 /*
- * Lists the databases in which a worker could find the extension, without templates;
- * or only the given one, which may be a template.  By a scan: the invalidations of a DROP
- * DATABASE are sent only after its commit has woken us.
+ * Lists the databases in which a worker could find the extension, without templates; or only the
+ * given one, which may be a template.  It scans pg_database instead of using the cache, because the
+ * commit of a DROP DATABASE wakes the launcher before it sends its invalidations.
  */
 static List *
 list_databases(Oid only)

@@ -39,13 +39,13 @@
 #include "txn/txn.h"
 #include "worker/worker.h"
 
-/* What a batch does at most, within a slice: rows; rows with triggers; index entries. */
+/* The most that a batch processes within a slice: rows, rows if the table has triggers, index entries. */
 #define BATCH_ROWS 2000
 #define BATCH_ROWS_BY_SQL 50
 #define BATCH_ENTRIES 20000
-/* While nothing is deleted, it asks every so many entries whether the slice is over. */
+/* Entries between two checks of whether the slice is over, while nothing is deleted. */
 #define LOOK_EVERY 64
-/* The sweep takes 1 / SWEEP_SHARE of the time; two begin at least so far apart. */
+/* Sweeps take at most 1 / SWEEP_SHARE of the time, and begin at least SWEEP_PAUSE apart. */
 #define SWEEP_SHARE 100
 #define SWEEP_PAUSE (10 * USECS_PER_MINUTE)
 /*
@@ -257,7 +257,10 @@ purge_jobs(IdScan *scan, bool notes, TimestampTz now, int max_rows, bool bounded
 	idemq_jobs_open(&batch.table);
 	if (bounded && !batch.table.simple)
 	{
-		/* SET CONSTRAINTS ALL IMMEDIATE: they are checked row by row, and refuse one row alone. */
+		/*
+		 * As SET CONSTRAINTS ALL IMMEDIATE: a constraint that refuses to delete a row then fails at
+		 * this row, and not at the commit of the whole batch.
+		 */
 		batch.max_rows = BATCH_ROWS_BY_SQL;
 		AfterTriggerSetState(makeNode(ConstraintsSetStmt));
 	}

@@ -211,7 +211,10 @@ idemq_task_run(const Task *task, int32 queue_id)
 	return false;
 }
 
-/* Returns when (mono) a task is due; never for a task of one queue without view, or the reverse. */
+/*
+ * Returns when (mono) a task is due.  view: the queue, for a task that runs per queue, or NULL, for a
+ * task that runs for all; a task of the other kind is never due.
+ */
 static int64
 wanted_at(const Task *task, const QueueStateView *view)
 {

@@ -4,34 +4,12 @@
 Run when all is at rest.  Each violation is a line "found: ...", each count "figure: ...".
 """
 
-import sys
 import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from datetime import timedelta
 
-import psycopg
-
-conn = psycopg.connect(sys.argv[1], autocommit=True)
-
-
-def rows(sql, args=None):
-    return conn.execute(sql, args).fetchall()
-
-
-def found(what, *details):
-    print("found:", what, *details)
-
-
-def none(what, sql):
-    """A query of what must not be: its first rows are found."""
-    for row in rows(sql + " LIMIT 5"):
-        found(what, row)
-
-
-def figure(what, counts):
-    print(f"figure: {what}:", ", ".join(f"{name} {count}" for name, count in sorted(counts.items(), key=str)))
-
+from findings import figure, found, none, rows
 
 # ---- Of all
 

@@ -9,32 +9,12 @@ import sys
 import time
 from collections import Counter, defaultdict
 
-import psycopg
-
+from findings import figure, found, none, rows
 from late import LATE_FACTOR, LIMIT, Late
 
-dsn, log = sys.argv[1:]
-conn = psycopg.connect(dsn, autocommit=True)
+log = sys.argv[2]
 FOREVER = float("inf")
-LEASE = conn.execute("SELECT extract(epoch FROM lease)::float8 FROM idemq.queues WHERE name = 's.told'").fetchone()[0]
-
-
-def rows(sql, args=None):
-    return conn.execute(sql, args).fetchall()
-
-
-def found(what, *details):
-    print("found:", what, *details)
-
-
-def none(what, sql):
-    """Finds the first rows of a query that must return none."""
-    for row in rows(sql + " LIMIT 5"):
-        found(what, row)
-
-
-def figure(what, counts):
-    print(f"figure: {what}:", ", ".join(f"{name} {count}" for name, count in sorted(counts.items(), key=str)))
+LEASE = rows("SELECT extract(epoch FROM lease)::float8 FROM idemq.queues WHERE name = 's.told'")[0][0]
 
 
 def enough(what, count, least):

@@ -16,23 +16,13 @@ import sys
 from collections import Counter, defaultdict, deque
 from itertools import count
 
-import psycopg
-
+from findings import found, rows
 from late import LATE_FACTOR, LIMIT, Late
 
 COUNTS_FOR = 17 / 16  # number of periods for which a start counts toward a rate, at most
 FOREVER = float("inf")
 
-dsn, log = sys.argv[1:]
-conn = psycopg.connect(dsn, autocommit=True)
-
-
-def rows(sql):
-    return conn.execute(sql).fetchall()
-
-
-def found(what, *details):
-    print("found:", what, *details)
+log = sys.argv[2]
 
 
 class Queue:
