@@ -154,7 +154,8 @@ idemq_notify_send(void)
 /*
  * To be called after the transaction of idemq_notify_send.  What was not sent is noted again, also
  * for a queue that is being created.  If the queue state has become another queue's, DUE_NOTIFY may
- * have been that queue's when it was taken, so it is noted again, too.
+ * have been that queue's when it was taken.  Nothing is lost: DUE_READY is 0 in a new queue state, so
+ * the task "due" looks, and notes what is ready (worker/waking.c).
  */
 void
 idemq_notify_ended(const QueueStateView *view, bool done)
@@ -166,9 +167,11 @@ idemq_notify_ended(const QueueStateView *view, bool done)
 	foreach(lc, unsent)
 	{
 		const QueueNews *news = lfirst(lc);
-		bool sent = done && news->known && idemq_qstate_is_of(news->qstate, news->queue_id);
+		bool sent = done && news->known;
 
 		all &= sent;
+		if (!idemq_qstate_is_of(news->qstate, news->queue_id))
+			continue;
 		if (sent)
 			idemq_notify_ring_sent(news->qstate, news->queue_id, &news->batch);
 		else if (news->ready)
