@@ -72,8 +72,10 @@ idemq_qstate_for_queue(int32 queue_id)
 			 */
 			idemq_scan_start_unset_locked(qstate);
 			idemq_qstate_begin_recovery(qstate, 0);
+			/* Before the worker can see the queue state, and settle its handler. */
+			idemq_handler_reset(qstate);
 			LWLockRelease(&qstate->lock);
-			idemq_notify_ring_reset(index);
+			idemq_notify_ring_reset(index, MyDatabaseId, queue_id);
 			idemq_finished_ring_reset(index, MyDatabaseId, queue_id);
 			idemq_counters_reset(index, MyDatabaseId, queue_id);
 			idemq_groups_reset(index, MyDatabaseId, queue_id);

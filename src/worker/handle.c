@@ -132,7 +132,8 @@ idemq_handle(const QueueInfo *queue)
 		(void) idemq_spi_do(&count_crash, values, NULL);
 		CommandCounterIncrement();
 		ForceSyncCommit();
-		(void) pg_atomic_fetch_and_u32(&queue->qstate->handler, ~CRASHED);
+		/* Not a bit that was set since it was read: the next look counts that crash. */
+		(void) pg_atomic_fetch_and_u32(&queue->qstate->handler, ~crashed);
 		(void) idemq_handler_read(queue->id, &info);
 	}
 	idemq_handler_settle(queue->qstate, key, info.set_at, info.stopped ? 0 : info.workers);

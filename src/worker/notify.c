@@ -132,8 +132,9 @@ idemq_notify_send(void)
 		MemoryContextSwitchTo(old);
 		news->qstate = view.qstate;
 		news->queue_id = view.queue_id;
+		IDEMQ_STOP("idemq_notify_copy");
 		news->ready = idemq_due_take(view.qstate, DUE_NOTIFY);
-		idemq_notify_ring_copy(view.qstate, &news->batch);
+		idemq_notify_ring_copy(view.qstate, view.queue_id, &news->batch);
 	}
 	/* What comes from here on marks its queue state, which is then looked at again. */
 	bms_free(with_news);
@@ -152,7 +153,9 @@ idemq_notify_send(void)
 
 /*
  * To be called after the transaction of idemq_notify_send.  What was not sent is noted again, also
- * for a queue that is being created.
+ * for a queue that is being created.  If the queue state has become another queue's, DUE_NOTIFY may
+ * have been that queue's when it was taken.  Nothing is lost: DUE_READY is 0 in a new queue state, so
+ * the task "due" looks, and notes what is ready (worker/waking.c).
  */
 void
 idemq_notify_ended(const QueueStateView *view, bool done)
@@ -170,7 +173,7 @@ idemq_notify_ended(const QueueStateView *view, bool done)
 		if (!idemq_qstate_is_of(news->qstate, news->queue_id))
 			continue;
 		if (sent)
-			idemq_notify_ring_sent(news->qstate, &news->batch);
+			idemq_notify_ring_sent(news->qstate, news->queue_id, &news->batch);
 		else if (news->ready)
 			idemq_due_by(news->qstate, DUE_NOTIFY, 0);
 		if (!sent)

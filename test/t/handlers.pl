@@ -3,8 +3,8 @@
 # which such a process, its function, its role, its database and its server can end.  A process that is stopped when its
 # database is dropped, and memory: handlers_slow.pl.
 # takes long
-# stops: idemq_handler_settle_failed
-# at least 137 assertions
+# stops: idemq_handler_note_error idemq_handler_settle_failed
+# at least 138 assertions
 
 # expects in log: was terminated by signal 9|terminating any other active server processes|terminating background worker
 
@@ -407,6 +407,25 @@ sql($node, "SELECT idemq.alter_queue('t', job_timeout => '1 h')");
 job('t', 302);
 all_done('t');
 is_sql($node, 'SELECT count(*) FROM app.done WHERE n = 302', 1, 'and another runs the next job');
+
+# A process notes its error when its queue has been dropped, and another queue has got the queue state.
+{
+	queue('former', "max_attempts => 1", "max_idle => '10 min'");
+	job('former', 304);
+	all_done('former');
+	my $stop = stop_at($node, 'idemq_handler_note_error');
+	job('former', 305, 'SELECT 1 / 0');
+	$stop->();
+	sql($node, "SELECT idemq.drop_queue('former', force => true)");
+	queue('next');
+	$stop->();
+	job('next', 306);
+	all_done('next');
+	wait_until($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE query = 'former'");
+	is_sql($node, "SELECT coalesce(last_error, 'none') FROM idemq.handlers WHERE queue = 'next'", 'none',
+		'a process that notes an error for a dropped queue does not note it for the queue that has its state');
+	sql($node, "SELECT idemq.drop_queue('next', force => true)");
+}
 
 # ---- A function that ends its own process
 

@@ -1,6 +1,6 @@
 # NOTIFY: what the background worker tells those who LISTEN, and who pays for it.
-# stops: idemq_notify_ended
-# at least 38 assertions
+# stops: idemq_notify_copy idemq_notify_ended
+# at least 40 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -215,6 +215,24 @@ $node->append_conf('postgresql.conf', 'idemq.worker = on');
 $node->reload;
 worker_pid($node);
 is(join("\n", sort split /\n/, heard_all()), qq({"event":"ready","queue":"Or.der-1"}\n$ready), 'after a restart');
+
+# A queue loses its state while the worker is about to read its events.  After TRUNCATE, each of the other queues gets a
+# state, one of them that of "former", and an event.
+{
+	sql($node, "SELECT idemq.create_queue('former'); SELECT idemq.create_queue('f' || n) FROM generate_series(1, 10) n");
+	$listener->query_safe('LISTEN idemq_former; LISTEN idemq_f1');
+	heard_all();
+	my $stop = stop_at(worker_pid($node), 'idemq_notify_copy');
+	sql($node, "SELECT idemq.enqueue('former', '1')");
+	$stop->();
+	sql($node, "TRUNCATE idemq.jobs; SELECT idemq.enqueue(name, '1') FROM idemq.queues WHERE name NOT IN ('former', 'paused') ORDER BY name;
+		SELECT q.name, j.* FROM idemq.queues q, LATERAL (SELECT idemq.fail(id, token, permanent => true) FROM idemq.claim(q.name)) j
+		WHERE name NOT IN ('former', 'paused')");
+	$stop->();
+	my $heard = heard_all();
+	like($heard, qr/"dead","queue":"f1"/, 'after TRUNCATE, the events of queues that have got a state are told');
+	unlike($heard, qr/"dead","queue":"former"/, 'and not in the name of the queue that had the state before');
+}
 
 # idemq.notify_delay is between two NOTIFYs; who sleeps in wait is not made to wait for it.
 sql($node, "SELECT count(*) FROM idemq.claim_any('{q,gate,Or.der-1,empty,paused}', 100000)");

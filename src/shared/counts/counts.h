@@ -201,11 +201,12 @@ typedef struct NewsBatch
 
 extern const ShmemPart idemq_notify_ring_part;
 
-extern void idemq_notify_ring_reset(int qstate_index);
+extern void idemq_notify_ring_reset(int qstate_index, Oid database, int32 queue_id);
 extern void idemq_notify_ring_add(QueueState *qstate, int32 queue_id, const JobNews *news);
 extern bool idemq_notify_ring_waiting(const QueueState *qstate);
-extern void idemq_notify_ring_copy(const QueueState *qstate, NewsBatch *batch);
-extern void idemq_notify_ring_sent(const QueueState *qstate, const NewsBatch *batch);
+extern void idemq_notify_ring_copy(const QueueState *qstate, int32 queue_id, NewsBatch *batch);
+extern void idemq_notify_ring_sent(const QueueState *qstate, int32 queue_id,
+								   const NewsBatch *batch);
 
 /*
  * finished_ring.c

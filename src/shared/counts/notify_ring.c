@@ -10,6 +10,9 @@
  * ring, but is the due time DUE_NOTIFY (worker/notify.c).  Events that find the ring full are
  * counted, and sent as one "overflow" event.
  *
+ * A queue state may become another queue's while a session adds to its ring or the worker copies it.
+ * Therefore a ring knows its queue, and its functions do nothing for any other queue.
+ *
  * Locks: see src/shared/README.md, level 4.  The spinlock of a ring protects its fields.
  * idemq_notify_ring_add is called after commit, and neither allocates nor raises errors.
  */
@@ -27,6 +30,8 @@
 typedef struct Ring
 {
 	slock_t mutex;
+	Oid database; /* of the queue */
+	int32 queue_id;
 	uint64 head; /* number of events added so far */
 	uint64 tail; /* number of these that have been sent */
 	uint64 lost; /* events that found no room, and have not been reported yet */
@@ -54,13 +59,22 @@ ring_of(const QueueState *qstate)
 	return &rings[idemq_qstate_index(qstate)];
 }
 
-/* Empties the ring at that index for the next queue. */
+/* Returns whether a ring is that of a queue of this database; mutex held. */
+static bool
+ring_is_of(const Ring *ring, int32 queue_id)
+{
+	return ring->queue_id == queue_id && ring->database == MyDatabaseId;
+}
+
+/* Empties the ring of a queue state that this queue gets. */
 void
-idemq_notify_ring_reset(int qstate_index)
+idemq_notify_ring_reset(int qstate_index, Oid database, int32 queue_id)
 {
 	Ring *ring = &rings[qstate_index];
 
 	SpinLockAcquire(&ring->mutex);
+	ring->database = database;
+	ring->queue_id = queue_id;
 	ring->tail = ring->head;
 	ring->lost = 0;
 	SpinLockRelease(&ring->mutex);
@@ -77,7 +91,9 @@ idemq_notify_ring_add(QueueState *qstate, int32 queue_id, const JobNews *news)
 		return;
 	ring = ring_of(qstate);
 	SpinLockAcquire(&ring->mutex);
-	if (ring->head - ring->tail < NEWS_KEPT)
+	if (!ring_is_of(ring, queue_id))
+		; /* the queue has just lost its state, and its events with it */
+	else if (ring->head - ring->tail < NEWS_KEPT)
 		ring->news[ring->head++ % NEWS_KEPT] = *news;
 	else
 		ring->lost++;
@@ -98,30 +114,34 @@ idemq_notify_ring_waiting(const QueueState *qstate)
 	return waiting;
 }
 
-/* Copies all events of a queue to *batch. */
+/* Copies all events of a queue to *batch; none if the queue state has become another queue's. */
 void
-idemq_notify_ring_copy(const QueueState *qstate, NewsBatch *batch)
+idemq_notify_ring_copy(const QueueState *qstate, int32 queue_id, NewsBatch *batch)
 {
 	Ring *ring = ring_of(qstate);
+	bool is_own;
 
 	SpinLockAcquire(&ring->mutex);
+	is_own = ring_is_of(ring, queue_id);
 	batch->count = 0;
 	batch->until = ring->head;
-	batch->lost = ring->lost;
-	for (uint64 i = ring->tail; i < ring->head; i++)
+	batch->lost = is_own ? ring->lost : 0;
+	for (uint64 i = ring->tail; i < ring->head && is_own; i++)
 		batch->news[batch->count++] = ring->news[i % NEWS_KEPT];
 	SpinLockRelease(&ring->mutex);
 }
 
 /* Removes the events that idemq_notify_ring_copy has copied, after the commit of their NOTIFY. */
 void
-idemq_notify_ring_sent(const QueueState *qstate, const NewsBatch *batch)
+idemq_notify_ring_sent(const QueueState *qstate, int32 queue_id, const NewsBatch *batch)
 {
 	Ring *ring = ring_of(qstate);
 
 	SpinLockAcquire(&ring->mutex);
-	if (ring->tail < batch->until)
-		ring->tail = batch->until;
-	ring->lost -= Min(ring->lost, batch->lost);
+	if (ring_is_of(ring, queue_id))
+	{
+		ring->tail = Max(ring->tail, batch->until);
+		ring->lost -= Min(ring->lost, batch->lost);
+	}
 	SpinLockRelease(&ring->mutex);
 }

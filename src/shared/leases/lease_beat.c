@@ -120,7 +120,8 @@ idemq_lease_mark_cancel(int64 job_id, int64 token, bool at_once)
 		if (at_once && !lease->told)
 			process = lease->process;
 		lease->told = process != 0 || lease->told;
-		if (at_once && idemq_lease_pid(lease) != 0 && lease->handler)
+		/* attached: the process has not exited yet, and must take this lock to do so. */
+		if (at_once && idemq_lease_pid(lease) != 0 && lease->handler && lease->attached)
 		{
 			/* A function that drops its own queue does not interrupt itself. */
 			if (lease->session != IDEMQ_MY_PROC_NUMBER)

@@ -65,6 +65,7 @@ typedef enum ProcessState
 	HANDLER_READY
 } ProcessState;
 
+/* Every field is under handlers_lock.  The slot's own process may read key without it. */
 typedef struct HandlerSlot
 {
 	ProcessState state;
@@ -130,6 +131,28 @@ idemq_handler_crashed(QueueState *qstate, bool again)
 		idemq_due_by(qstate, DUE_HANDLER, 0);
 }
 
+/*
+ * Returns whether a queue state is that of a handler's queue.  A session may have found the queue
+ * state before another queue got it; then the status is not its to write.  The key changes before
+ * idemq_handler_reset takes the lock, so what a session writes before it sees the change is reset.
+ * Lock held.
+ */
+static bool
+is_own(const QueueState *qstate, QueueStateKey key)
+{
+	return qstate != NULL && same(qstate->key, key);
+}
+
+/* Forgets the handler of the queue that had this queue state before.  The key has changed already. */
+void
+idemq_handler_reset(QueueState *qstate)
+{
+	LWLockAcquire(&handler_registry->handlers_lock, LW_EXCLUSIVE);
+	memset(&qstate->handler_status, 0, sizeof(qstate->handler_status));
+	pg_atomic_write_u32(&qstate->handler, 0);
+	LWLockRelease(&handler_registry->handlers_lock);
+}
+
 /* What the handler slots show of one handler, and of all. */
 typedef struct Census
 {
@@ -167,13 +190,16 @@ count_processes(QueueStateKey key)
 	return census;
 }
 
-/* Computes whether a commit in the queue is to ask for a process.  Lock held. */
+/*
+ * Computes whether a commit in the queue is to ask for a process, if the queue state is its.  Lock
+ * held.
+ */
 static void
 arm(QueueState *qstate, QueueStateKey key)
 {
 	Census census;
 
-	if (!idemq_qstate_is_of(qstate, key.queue_id))
+	if (!is_own(qstate, key))
 		return;
 	census = count_processes(key);
 	if (qstate->handler_status.wanted > census.own && !census.idle)
@@ -199,10 +225,10 @@ idemq_handler_note_error(QueueStateKey key, const char *error)
 {
 	QueueState *qstate = idemq_qstate_find(key.database, key.queue_id);
 
-	if (qstate == NULL)
-		return;
+	IDEMQ_STOP("idemq_handler_note_error");
 	LWLockAcquire(&handler_registry->handlers_lock, LW_EXCLUSIVE);
-	note_error(&qstate->handler_status, error);
+	if (is_own(qstate, key))
+		note_error(&qstate->handler_status, error);
 	LWLockRelease(&handler_registry->handlers_lock);
 }
 
@@ -215,21 +241,23 @@ int64
 idemq_handler_refuse(QueueStateKey key, const char *why, bool defers)
 {
 	QueueState *qstate = idemq_qstate_find(key.database, key.queue_id);
-	HandlerStatus *status;
-	int64 again;
+	int64 again = PG_INT64_MAX;
 
-	if (qstate == NULL)
-		return PG_INT64_MAX;
-	status = &qstate->handler_status;
 	LWLockAcquire(&handler_registry->handlers_lock, LW_EXCLUSIVE);
-	if (why != NULL)
-		note_error(status, why);
-	else if (status->failures == 0)
-		note_error(status, "one of its processes exited before it was ready: see the server log");
-	again = idemq_mono_now() + (FAILED_PAUSE << Min(status->failures, FAILED_DOUBLINGS));
-	if (defers)
-		status->not_before = again;
-	status->failures++;
+	if (is_own(qstate, key))
+	{
+		HandlerStatus *status = &qstate->handler_status;
+
+		if (why != NULL)
+			note_error(status, why);
+		else if (status->failures == 0)
+			note_error(status,
+					   "one of its processes exited before it was ready: see the server log");
+		again = idemq_mono_now() + (FAILED_PAUSE << Min(status->failures, FAILED_DOUBLINGS));
+		if (defers)
+			status->not_before = again;
+		status->failures++;
+	}
 	LWLockRelease(&handler_registry->handlers_lock);
 	return again;
 }
@@ -276,7 +304,8 @@ ask_to_leave(QueueStateKey key)
 
 /*
  * Reserves a handler slot for a process of a queue's handler, which may have wanted processes.
- * *again: when (mono) to try again; PG_INT64_MAX: not before something asks for a process.
+ * *again: when (mono) to try again; PG_INT64_MAX: not before something asks for a process.  None is
+ * reserved if the queue has lost its state: the worker looks at the handler when it gets another.
  */
 HandlerReserve
 idemq_handler_reserve(QueueState *qstate, int wanted, HandlerTicket *ticket, int64 *again)
@@ -286,7 +315,7 @@ idemq_handler_reserve(QueueState *qstate, int wanted, HandlerTicket *ticket, int
 	Census census;
 
 	LWLockAcquire(&handler_registry->handlers_lock, LW_EXCLUSIVE);
-	*again = qstate->handler_status.not_before;
+	*again = is_own(qstate, ticket->key) ? qstate->handler_status.not_before : PG_INT64_MAX;
 	if (*again > now)
 	{
 		LWLockRelease(&handler_registry->handlers_lock);
@@ -357,7 +386,8 @@ idemq_handler_unreserve(QueueState *qstate, const HandlerTicket *ticket)
 	process = reserved(ticket);
 	if (process != NULL)
 		process->state = HANDLER_FREE;
-	qstate->handler_status.waits = true;
+	if (is_own(qstate, ticket->key))
+		qstate->handler_status.waits = true;
 	arm(qstate, ticket->key);
 	LWLockRelease(&handler_registry->handlers_lock);
 }
@@ -373,16 +403,19 @@ idemq_handler_settle(QueueState *qstate, QueueStateKey key, TimestampTz set_at, 
 	HandlerStatus *status = &qstate->handler_status;
 
 	LWLockAcquire(&handler_registry->handlers_lock, LW_EXCLUSIVE);
-	if (set_at == 0)
-		memset(status, 0, sizeof(*status));
-	else if (status->set_at != set_at)
+	if (is_own(qstate, key))
 	{
-		status->failures = 0;
-		status->not_before = 0;
-		status->set_at = set_at;
+		if (set_at == 0)
+			memset(status, 0, sizeof(*status));
+		else if (status->set_at != set_at)
+		{
+			status->failures = 0;
+			status->not_before = 0;
+			status->set_at = set_at;
+		}
+		status->wanted = wanted;
+		arm(qstate, key);
 	}
-	status->wanted = wanted;
-	arm(qstate, key);
 	LWLockRelease(&handler_registry->handlers_lock);
 }
 
@@ -432,8 +465,7 @@ detach(int code, Datum arg)
 	LWLockAcquire(&handler_registry->handlers_lock, LW_EXCLUSIVE);
 	my_handler_slot->state = HANDLER_FREE;
 	my_handler_slot->pid = 0;
-	if (qstate != NULL)
-		arm(qstate, key);
+	arm(qstate, key);
 	LWLockRelease(&handler_registry->handlers_lock);
 	idemq_due_by(qstate, DUE_HANDLER, 0);
 }
@@ -465,8 +497,11 @@ idemq_handler_ready(QueueState *qstate)
 {
 	LWLockAcquire(&handler_registry->handlers_lock, LW_EXCLUSIVE);
 	my_handler_slot->state = HANDLER_READY;
-	qstate->handler_status.failures = 0;
-	qstate->handler_status.waits = false;
+	if (is_own(qstate, my_handler_slot->key))
+	{
+		qstate->handler_status.failures = 0;
+		qstate->handler_status.waits = false;
+	}
 	LWLockRelease(&handler_registry->handlers_lock);
 }
 
@@ -507,7 +542,7 @@ idemq_handler_state(QueueStateKey key, HandlerStatus *status, int *processes, in
 
 	memset(status, 0, sizeof(*status));
 	LWLockAcquire(&handler_registry->handlers_lock, LW_SHARED);
-	if (qstate != NULL)
+	if (is_own(qstate, key))
 		*status = qstate->handler_status;
 	census = count_processes(key);
 	LWLockRelease(&handler_registry->handlers_lock);

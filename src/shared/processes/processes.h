@@ -210,6 +210,9 @@ extern void idemq_handler_state(QueueStateKey key, HandlerStatus *status, int *p
 extern void idemq_handler_note_error(QueueStateKey key, const char *error);
 extern int64 idemq_handler_refuse(QueueStateKey key, const char *why, bool defers);
 
+/* for queue/queue_state_life.c, which holds the queue state's lock */
+extern void idemq_handler_reset(QueueState *qstate);
+
 /* for the worker, which starts them */
 extern HandlerReserve idemq_handler_reserve(QueueState *qstate, int wanted, HandlerTicket *ticket,
 											int64 *again);

@@ -37,7 +37,7 @@ static HTAB *qstate_hash = NULL;
 
 /*
  * Begins a new life of a queue state: sets every field except the key, and except the fields that
- * scan_start.c and leases/recovery_point.c reset.  A due time of 0 means that it is not known
+ * scan_start.c, leases/recovery_point.c and processes/handler_registry.c reset.  A due time of 0 means that it is not known
  * whether something is due, so the worker looks.  The queue state's lock must be held.
  */
 static void
@@ -66,8 +66,6 @@ qstate_reset(QueueState *qstate)
 
 		pg_atomic_write_u64(&qstate->due[kind], unasked ? DUE_NEVER : 0);
 	}
-	memset(&qstate->handler_status, 0, sizeof(qstate->handler_status));
-	pg_atomic_write_u32(&qstate->handler, 0);
 }
 
 static void
@@ -117,7 +115,7 @@ idemq_qstate_find_locked(Oid database, int32 queue_id)
 
 /*
  * Gives a free queue state to a queue, and resets it, except for what the caller must reset: the
- * scan starts and the recovery point.  Returns the queue state with its lock held, or NULL if none
+ * scan starts, the recovery point and the handler's status.  Returns the queue state with its lock held, or NULL if none
  * is free. qstates_lock must be held exclusively.
  */
 QueueState *

@@ -167,7 +167,7 @@ typedef struct QueueState
 	pg_atomic_uint64 due[DUE_KINDS]; /* for processes/due_times.c; no lock */
 	pg_atomic_uint64 claimed_at;	 /* mono, to the second: last claim; 0: none; no lock */
 	/* for shared/processes/handler_registry.c */
-	HandlerStatus handler_status; /* handlers_lock */
+	HandlerStatus handler_status; /* handlers_lock, and lock to reset it */
 	pg_atomic_uint32 handler;	  /* HANDLER_ARMED and others; no lock */
 	/* for shared/leases/running.c and job/limits.c; no lock */
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE)
