@@ -101,6 +101,8 @@ class BaseJob:
     unreadable: Optional[Exception]
     """Why the payload, checkpoint or headers cannot be decoded; None if they can."""
     _event: type[Any]
+    _await_step: str
+    """What a handler must do that has ended before its steps."""
     _run: JobRunner
 
     def __init__(self, queue: str, row: Sequence[Any], asked_at: float, link: Link[Any], attached: bool) -> None:
@@ -130,6 +132,10 @@ class BaseJob:
         """Whether this wait was stored outside the handler's transaction, and has ended the attempt."""
         self._arrived: list[Waiting] = []
         """Events that the handler has received in its transaction."""
+        self._steps: list[str] = []
+        """Names of the steps that are under way."""
+        self.handled = False
+        """Whether the handler has ended, so that it must begin no step."""
         self._renew_lease(asked_at)
 
     @property
@@ -168,6 +174,24 @@ class BaseJob:
         self._run, self._conn = run, conn
         self.checkpoint = self._stored_checkpoint
         self.waiting, self.wait_stored, self._arrived = None, False, []
+        self._steps, self.handled = [], False
+
+    def check_steps(self) -> None:
+        """Called when the handler has returned.  Raises if a step is still under way, because the job must not be completed before its calls."""
+        for name in list(self._steps):
+            raise RuntimeError(f"the handler has ended while step {name} was under way; {self._await_step}")
+
+    @contextmanager
+    def _under_way(self, name: str) -> Iterator[None]:
+        """Context manager of a step.  Like the end of the handler, it sets its own flag before it reads the other's."""
+        steps = self._steps
+        steps.append(name)
+        try:
+            if self.handled:
+                raise RuntimeError("job.step was called after the handler had ended")
+            yield
+        finally:
+            steps.remove(name)
 
     @property
     def _transaction(self) -> Optional[HandlerTransaction]:
@@ -253,6 +277,7 @@ class Job(BaseJob):
     """One attempt of a job whose handler is a function."""
 
     _event = threading.Event
+    _await_step = "wait for the thread that calls job.step"
 
     @property
     def cancelled(self) -> threading.Event:
@@ -309,7 +334,7 @@ class Job(BaseJob):
         """
         for function in (call, ask or call):
             check_callable(function, False, "Job.step", "AsyncWorker and its AsyncJob.step", ("step",))
-        with self._before_use("job.step"):
+        with self._under_way(name), self._before_use("job.step"):
             return self._step(name, call, request, call_timeout, ask)
 
     def _step(
@@ -368,6 +393,7 @@ class AsyncJob(BaseJob):
     """One attempt of a job whose handler is a coroutine function."""
 
     _event = asyncio.Event
+    _await_step = "await job.step"
 
     @property
     def cancelled(self) -> asyncio.Event:
@@ -411,8 +437,9 @@ class AsyncJob(BaseJob):
         """Like Job.step, for coroutine functions.  A call is cancelled after call_timeout."""
         for function in (call, ask or call):
             check_parameters(function, ("step",))
-        async with self._before_use("job.step"):
-            return await self._step(name, call, request, call_timeout, ask)
+        with self._under_way(name):
+            async with self._before_use("job.step"):
+                return await self._step(name, call, request, call_timeout, ask)
 
     async def _step(
         self,
