@@ -330,7 +330,8 @@ class Job(BaseJob):
         the same key.  A call must end within step.timeout.  If it raises Refused or Dead, the other system has
         definitely done nothing, and the next call uses another key.
 
-        Call it before the handler uses its connection.  Raises StaleToken if the lease was lost before the answer arrived.
+        Call it before the handler uses its connection.  If the handler returns while a step is still under way, the attempt
+        fails.  Raises StaleToken if the lease was lost before the answer arrived.
         """
         for function in (call, ask or call):
             check_callable(function, False, "Job.step", "AsyncWorker and its AsyncJob.step", ("step",))
