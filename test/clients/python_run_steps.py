@@ -149,6 +149,19 @@ class RunSteps(Client):
                     thread.join(60)
                 self.assertEqual((len(self.calls), str(refused[-1])), (1, "job.step was called after the handler had ended"))
 
+    def test_a_coroutine_of_a_step_that_was_never_awaited_fails_the_attempt(self):
+        async def handler(job, conn=None):
+            unawaited.append(job.step("charge", self.call(job)))
+
+        for outside in (False, True):
+            unawaited = []
+            (job,) = self.add(1, max_attempts=1)
+            self.assertEqual(self.drain_async(handler, outside), {"dead": 1})
+            self.assertIn("the handler has ended while step charge was under way; await job.step", self.job(job)[3])
+            with self.assertRaisesRegex(RuntimeError, "job.step was called after the handler had ended"):
+                asyncio.run(unawaited[0])
+            self.assertEqual(self.calls, [])
+
     def test_after_the_first_use_they_are_refused(self):
         """The attempt fails, even if the handler catches the error, and a later deploy repairs it."""
         self.alter("retry_base => '1 h'")

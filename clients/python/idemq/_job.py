@@ -181,17 +181,10 @@ class BaseJob:
         for name in list(self._steps):
             raise RuntimeError(f"the handler has ended while step {name} was under way; {self._await_step}")
 
-    @contextmanager
-    def _under_way(self, name: str) -> Iterator[None]:
-        """Context manager of a step.  Like the end of the handler, it sets its own flag before it reads the other's."""
-        steps = self._steps
-        steps.append(name)
-        try:
-            if self.handled:
-                raise RuntimeError("job.step was called after the handler had ended")
-            yield
-        finally:
-            steps.remove(name)
+    def _refuse_after_end(self) -> None:
+        """Called when a step begins, after it was added to _steps.  The end of the handler also sets its flag before it looks for steps."""
+        if self.handled:
+            raise RuntimeError("job.step was called after the handler had ended")
 
     @property
     def _transaction(self) -> Optional[HandlerTransaction]:
@@ -335,8 +328,14 @@ class Job(BaseJob):
         """
         for function in (call, ask or call):
             check_callable(function, False, "Job.step", "AsyncWorker and its AsyncJob.step", ("step",))
-        with self._under_way(name), self._before_use("job.step"):
-            return self._step(name, call, request, call_timeout, ask)
+        steps = self._steps
+        steps.append(name)
+        try:
+            self._refuse_after_end()
+            with self._before_use("job.step"):
+                return self._step(name, call, request, call_timeout, ask)
+        finally:
+            steps.remove(name)
 
     def _step(
         self, name: str, call: Callable[[StepCall], Any], request: Any, call_timeout: float, ask: Optional[Callable[[StepCall], Any]]
@@ -427,20 +426,36 @@ class AsyncJob(BaseJob):
                 await conn.execute(_CHECKPOINT, (self.id, self.token, Jsonb(data)))
                 self.checkpoint = data
 
-    async def step(
+    def step(
         self,
         name: str,
         call: Callable[[StepCall], Awaitable[Any]],
         request: Any = None,
         call_timeout: float = 30,
         ask: Optional[Callable[[StepCall], Awaitable[Any]]] = None,
-    ) -> Any:
+    ) -> Coroutine[Any, Any, Any]:
         """Like Job.step, for coroutine functions.  A call is cancelled after call_timeout."""
-        for function in (call, ask or call):
-            check_parameters(function, ("step",))
-        with self._under_way(name):
+        # It is under way as soon as the coroutine exists, so that the end of the handler notices if it was never awaited.
+        self._steps.append(name)
+        return self._run_step(self._steps, name, call, request, call_timeout, ask)
+
+    async def _run_step(
+        self,
+        steps: list[str],
+        name: str,
+        call: Callable[[StepCall], Awaitable[Any]],
+        request: Any,
+        call_timeout: float,
+        ask: Optional[Callable[[StepCall], Awaitable[Any]]],
+    ) -> Any:
+        try:
+            self._refuse_after_end()
+            for function in (call, ask or call):
+                check_parameters(function, ("step",))
             async with self._before_use("job.step"):
                 return await self._step(name, call, request, call_timeout, ask)
+        finally:
+            steps.remove(name)
 
     async def _step(
         self,
