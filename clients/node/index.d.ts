@@ -448,7 +448,8 @@ export interface Job<Payload = unknown, Kind extends string | null = string | nu
   /**
    * Calls another system, stores its response and returns it. Later attempts return the stored response. If an
    * attempt was lost between call and response, ask asks the other system; without ask, or if it returns undefined,
-   * the call is made again with the same key. A handler of run may do this only before it first uses its client.
+   * the call is made again with the same key. A handler of run may do this only before it first uses its client. If the
+   * handler ends while a step is still under way, the attempt fails.
    */
   step<T = Json>(name: string, call: (call: StepCall) => T | Promise<T>, options?: StepOptions<T>): Promise<T>;
 }

@@ -105,6 +105,29 @@ test('jobs that have been claimed with the failing ones keep their attempts', as
   }
 });
 
+test('jobs are given back although the connection is lost before the request', async () => {
+  const q = await queue(", retry_base => '1 h', lease => '1 h'", 30);
+  const worker = new Worker(connection, q, { batch: 30, attach: false, signals: false, logger: { ...logger, info: () => {} } });
+  const { onConnect } = worker.control;
+  let requests = 0;
+  worker.control.onConnect = async (session) => {
+    await onConnect(session);
+    const query = session.query.bind(session);
+    session.query = (text, ...more) => {
+      if (/release_many/.test(text) && ++requests === 1) session.cut();
+      return query(text, ...more);
+    };
+  };
+  const ended = worker.run(() => {
+    throw new Error('bad deploy');
+  });
+  await until(async () => requests > 0 && (await jobsOf(q)).every(({ status }) => status !== 'running'));
+  worker.stop();
+  await ended;
+  const jobs = await jobsOf(q);
+  assert.ok(jobs.filter(({ status, attempt }) => status === 'pending' && attempt === 0).length >= 15, JSON.stringify(jobs));
+});
+
 test('runOutside: an attempt that loses its connection to the server is given back three times', async () => {
   const fails = {
     'ended by the administrator': async () => {

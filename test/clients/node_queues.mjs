@@ -5,6 +5,7 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { Inside, NoSuchQueue, Outside, Worker, drain, enqueue } from 'idemq';
 import { connection, jobsOf, logger, mark, marksOf, one, pool, proxied, queue, said } from './node_common.mjs';
+import { WorkerReport } from './node_modules/idemq/lib/worker-report.js';
 
 const options = { logger, signals: false };
 /** Waits until a condition holds. */
@@ -194,6 +195,25 @@ test('a queue that is refused: at the start all end, later the others go on', as
   await until(() => done.length === 2);
   worker.stop();
   assert.deepEqual(await ended, { committed: 2 });
+});
+
+test('a queue that is refused is left out of the reports; the others are still reported', async () => {
+  const asked = [];
+  const session = { query: (text, values) => (asked.push(values[2]), pool.query(text, values)) };
+  const q = await queue();
+  const gone = await queue();
+  await pool.query('SELECT idemq.drop_queue($1)', [gone]);
+  const report = new WorkerReport({ session, answerTimeout: 60_000, withSession: (ask) => ask(session) }, () => ({ name: 'without', queues: [gone, q], concurrency: 1, jobs: [], done: 0 }));
+  await report.endWait(1, false);
+  assert.deepEqual(asked.splice(0), [[gone, q], [gone], [q], [q]]);
+  assert.deepEqual((await one("SELECT queues FROM idemq.workers WHERE worker = 'without'")).queues, [q]);
+  await report.endWait(1, false);
+  assert.deepEqual(asked.splice(0), [[q]]);
+  // Ten minutes later, it is tried again.
+  const { now } = Date;
+  Date.now = () => now() + 600_001;
+  await report.endWait(1, false).finally(() => (Date.now = now));
+  assert.deepEqual(asked[0], [gone, q]);
 });
 
 test('a cancellation is heard at once in each queue, whatever its lease', async () => {

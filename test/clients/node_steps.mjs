@@ -127,6 +127,37 @@ test('run: the client is refused while a step is under way', async () => {
   assert.deepEqual(await stepsOf(q), [{ name: 'call', state: 'done', response: 1 }]);
 });
 
+test('a step that is not awaited fails the attempt, and one that begins after the handler is refused', async () => {
+  const calls = [];
+  const handler = async (job) => {
+    let go;
+    const begun = new Promise((resolve) => (go = resolve));
+    void job.step('charge', async () => {
+      calls.push('charge');
+      go();
+      await ended;
+    });
+    await begun;
+    setImmediate(() => {
+      late = assert.rejects(job.step('late', () => calls.push('late')), /job\.step was called after the handler had ended/);
+    });
+  };
+  let ended;
+  let late;
+  for (const options of [{}, { outside: true }]) {
+    const q = await queue(", retry_base => '1 h'", 1);
+    let end;
+    ended = new Promise((resolve) => (end = resolve));
+    late = undefined;
+    calls.length = 0;
+    assert.deepEqual(await drain(connection, q, handler, { logger, ...options }), { retrying: 1 });
+    assert.equal((await jobsOf(q))[0].last_error, 'Error: the handler has ended while step charge was under way; await job.step');
+    end();
+    await late;
+    assert.deepEqual(calls, ['charge']);
+  }
+});
+
 test('run: a checkpoint in a transaction is undone with it', async () => {
   const q = await queue(", retry_base => '1 ms'", 1);
   const seen = [];

@@ -187,6 +187,38 @@ class Failures(Client):
                 self.assertEqual(workers, [(name,)] * 2)
                 workers.clear()
 
+    def test_jobs_are_given_back_although_the_first_requests_get_no_answer(self):
+        """A table is locked, and then the connection is lost."""
+        ask, released, begun, ready = idemq._links.AsyncLink.ask, [], [], threading.Event()
+
+        async def troubled(link, sql, values=(), timeout=None):
+            if "release_many" in sql:
+                released.append(values)
+                if len(released) == 1:
+                    raise psycopg.errors.LockNotAvailable
+                if len(released) == 2:
+                    self.sql("SELECT pg_terminate_backend(%s)", link.conn.info.backend_pid)
+            return await ask(link, sql, values, timeout)
+
+        def handler(job, conn):
+            begun.append(job.id)
+            self.until_set(ready)
+            stop(wait=False)
+
+        self.alter("retry_base => '1 h'")
+        jobs = self.add(1, 2, 3)
+        self.assertEqual(self.drain(lambda job, conn: 1 / 0), {"retrying": 3})  # so each runs alone
+        self.sql("SELECT idemq.retry(id) FROM unnest(%s::bigint[]) AS j (id)", jobs)
+        with unittest.mock.patch.object(idemq._links.AsyncLink, "ask", troubled), self.assertLogs("idemq", "INFO") as logs:
+            stop = self.start(handler, batch=3, attach=False)
+            ready.set()
+            self.until("SELECT count(*) = 1 AND min(attempt) = 2 FROM idemq.jobs WHERE id = ANY(%s) AND status = 'completed'", jobs)
+            self.until("SELECT count(*) = 0 FROM idemq.jobs WHERE id = ANY(%s) AND status = 'running'", jobs)
+            stop()
+        self.assertEqual((len(released), len(begun)), (3, 1))
+        self.assertEqual([self.job(job)[:2] for job in jobs if job not in begun], [("pending", 1)] * 2)
+        self.assertNotIn("wait until their leases expire", "".join(logs.output))
+
     def test_a_worker_that_cannot_connect_gives_up(self):
         for worker in (lambda: idemq.Worker("host=127.0.0.1 port=1", self.queue, give_up_after=0.3).run(self.do),
                        lambda: asyncio.run(idemq.AsyncWorker("host=127.0.0.1 port=1", self.queue, give_up_after=0.3).run(self.do_async))):
@@ -258,6 +290,32 @@ class Breakers(Client):
             slow._pause = 1.0
             pauses = [slow.failed(None, ValueError())[1] for _ in range(16)]
         self.assertEqual(pauses, [0.0] * 9 + [1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0])
+
+    def test_the_failing_kind_has_no_more_jobs(self):
+        """After ten successes of other kinds, several jobs run at a time again.  The next such failure opens the breaker again."""
+        breaker = Breaker()
+        for _ in range(10):
+            breaker.failed("a", ValueError())
+        self.assertEqual([breaker.succeeded("b") for _ in range(9)], [False] * 9)
+        breaker.failed("a", ValueError())  # it has one
+        self.assertEqual([breaker.succeeded("b") for _ in range(10)], [False] * 9 + [True])
+        self.assertFalse(breaker.is_open)
+        self.assertTrue(breaker.failed("a", ValueError())[0])
+        self.assertTrue(breaker.is_open)
+
+    def test_so_many_kinds(self):
+        """Those that failed last are remembered."""
+        with unittest.mock.patch.object(idemq._failures, "MOST_KINDS", 3):
+            breaker = Breaker()
+            for kind in ("open", *"abcdefgh"):
+                for _ in range(9):
+                    breaker.failed(kind, ValueError())
+                breaker.failed("open", ValueError())
+            self.assertTrue(breaker.is_open)
+            self.assertEqual(list(breaker._failures), ["g", "h", "open"])
+            for kind in "xyz":
+                breaker.failed(kind, ValueError())
+            self.assertFalse(breaker.is_open)
 
     def until_one_at_a_time(self, options, outside, deploy):
         """Runs 200 jobs with a handler that fails until `deploy` is set; how many jobs ran at once after the tenth failure."""

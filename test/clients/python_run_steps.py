@@ -6,6 +6,7 @@ For python.pl, which says where the server is (IDEMQ_DSN).
 import asyncio
 import collections
 import threading
+import time
 
 import psycopg
 
@@ -92,6 +93,74 @@ class RunSteps(Client):
             self.assertEqual((self.effects(), len(self.calls)), ([1], 1))
         mails = self.sql("SELECT count(*) FROM idemq.job_list WHERE queue = %s", self.queue + "_mail")
         self.assertEqual(mails, [(2,)])
+
+    def test_a_step_that_is_still_under_way_at_the_end_fails_the_attempt(self):
+        """Otherwise the job would be completed before its call.  A step that begins afterwards is refused."""
+        self.alter("retry_base => '1 h'")
+        ended = threading.Event()
+
+        def call(step):
+            self.calls.append(step.key)
+            self.until_set(ended)
+
+        def handler(job, conn=None):
+            def late():
+                for name, function in (("charge", call), ("late", self.call(job))):
+                    try:
+                        job.step(name, function)
+                    except RuntimeError as error:
+                        refused.append(error)
+
+            threads.append(threading.Thread(target=late))
+            threads[-1].start()
+            while not self.calls:
+                time.sleep(0.01)
+
+        async def handler_async(job, conn=None):
+            async def call(step):
+                self.calls.append(step.key)
+                begun.set()
+                await asyncio.to_thread(self.until_set, ended)
+
+            async def late():
+                await job.step("late", self.call(job))
+
+            begun = asyncio.Event()
+            tasks.append(asyncio.create_task(job.step("charge", call)))
+            await begun.wait()
+            tasks.append(asyncio.create_task(late()))
+
+        async def run_async(outside):
+            found = await idemq.drain_async(DSN, self.queue, handler_async, outside)
+            ended.set()
+            refused.extend(await asyncio.gather(*tasks, return_exceptions=True))
+            return found
+
+        for outside in (False, True):
+            for run in (lambda outside: self.drain(handler, outside), lambda outside: asyncio.run(run_async(outside))):
+                (job,) = self.add(1, max_attempts=1)
+                threads, tasks, refused = [], [], []
+                self.calls.clear()
+                ended.clear()
+                self.assertEqual(run(outside), {"dead": 1})
+                self.assertIn("RuntimeError: the handler has ended while step charge was under way; ", self.job(job)[3])
+                ended.set()
+                for thread in threads:
+                    thread.join(60)
+                self.assertEqual((len(self.calls), str(refused[-1])), (1, "job.step was called after the handler had ended"))
+
+    def test_a_coroutine_of_a_step_that_was_never_awaited_fails_the_attempt(self):
+        async def handler(job, conn=None):
+            unawaited.append(job.step("charge", self.call(job)))
+
+        for outside in (False, True):
+            unawaited = []
+            (job,) = self.add(1, max_attempts=1)
+            self.assertEqual(self.drain_async(handler, outside), {"dead": 1})
+            self.assertIn("the handler has ended while step charge was under way; await job.step", self.job(job)[3])
+            with self.assertRaisesRegex(RuntimeError, "job.step was called after the handler had ended"):
+                asyncio.run(unawaited[0])
+            self.assertEqual(self.calls, [])
 
     def test_after_the_first_use_they_are_refused(self):
         """The attempt fails, even if the handler catches the error, and a later deploy repairs it."""

@@ -3,6 +3,7 @@
 For python.pl, which says where the server is (IDEMQ_DSN).
 """
 
+import asyncio
 import concurrent.futures
 import threading
 import time
@@ -12,6 +13,7 @@ import psycopg
 
 import idemq
 import tap
+from idemq import _worker_report
 from python_common import DSN, Client
 
 
@@ -40,6 +42,37 @@ class WorkerReports(Client):
         self.assertEqual(here, [("python", True, True, [self.queue], 3, 1, 1, 0, "here")])
         self.until("SELECT state = 'gone' FROM idemq.workers WHERE worker = 'talks'")
         self.assertEqual(self.sql(seen), [("python", True, True, [self.queue], 3, 0, 0, 1, "gone")])
+
+    def test_a_queue_that_is_refused_is_left_out(self):
+        """The others are still reported.  Ten minutes later, it is tried again."""
+        class Link:
+            usable = True
+
+            @staticmethod
+            async def ask(sql, values):
+                asked.append(values[2])
+                return self.sql(sql, *values)
+
+        def report():
+            asked.clear()
+            return asyncio.run(words._report(False))
+
+        asked = []
+        gone = self.queue + "_gone"
+        words = _worker_report.WorkerReport(Link(), "without", [gone, self.queue], 1, lambda: ([], 0))
+        self.assertEqual(report(), _worker_report.REPORT_INTERVAL)
+        self.assertEqual(asked, [[gone, self.queue], [gone], [self.queue], [self.queue]])
+        seen = "SELECT queues FROM idemq.workers WHERE worker = 'without'"
+        self.assertEqual(self.sql(seen), [([self.queue],)])
+        report()
+        self.assertEqual(asked, [[self.queue]])
+        self.sql("SELECT idemq.create_queue(%s)", gone)
+        words._all_again_at = 0.0
+        report()
+        self.assertEqual((asked, self.sql(seen)), ([[gone, self.queue]], [([self.queue, gone],)]))
+        self.sql("SELECT idemq.drop_queue(%s)", gone)
+        self.sql("SELECT idemq.drop_queue(%s)", self.queue)
+        self.assertEqual(report(), _worker_report.REPORT_AFTER_REFUSAL)
 
     def test_a_word_that_is_refused_or_has_to_wait_disturbs_nothing(self):
         asked = "SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = 'idemq-python' AND query LIKE '%%idemq.report_worker%%' AND pid <> pg_backend_pid()"

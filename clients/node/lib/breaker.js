@@ -7,14 +7,18 @@ const opensAfter = 10;
 /** Milliseconds of pause after a failure; it doubles each time. */
 const firstPause = 1000;
 const longestPause = 10_000;
-/** Kinds of which failures are remembered. */
+/** Successes of other kinds after which the worker runs several jobs at a time again, because the failing kind may have no more jobs. */
+const otherSuccesses = 10;
+/** Kinds whose failures are remembered: those that failed last. */
 const mostKinds = 1000;
 
 export class Breaker {
-  /** Failures in a row, by kind. @type {Map<string | null, { like: string, count: number }>} */
+  /** Failures in a row, by kind. The kind that failed last comes last. @type {Map<string | null, { like: string, count: number }>} */
   #streaks = new Map();
   /** Kinds that keep failing. @type {Set<string | null>} */
   #open = new Set();
+  /** Successes of other kinds since the last failure of a kind in #open. */
+  #otherSuccesses = 0;
   #pause = firstPause;
 
   /** Whether to run one job at a time. */
@@ -27,18 +31,29 @@ export class Breaker {
     const like = fingerprint(error);
     const before = this.#streaks.get(kind);
     const count = before?.like === like ? before.count + 1 : 1;
-    if (!before && this.#streaks.size === mostKinds) this.#streaks.clear();
+    this.#streaks.delete(kind);
     this.#streaks.set(kind, { like, count });
-    if (count < opensAfter || this.#open.has(kind)) return false;
-    this.#open.add(kind);
-    return true;
+    if (this.#streaks.size > mostKinds) this.#forget(this.#streaks.keys().next().value ?? null);
+    const opens = count >= opensAfter && !this.#open.has(kind);
+    if (opens) this.#open.add(kind);
+    if (this.#open.has(kind)) this.#otherSuccesses = 0;
+    return opens;
   }
 
   /** Called for a successful attempt. @param {string | null} kind @returns {boolean} whether this closes it */
   succeeded(kind) {
+    const was = this.open;
     this.#pause = firstPause;
+    this.#forget(kind);
+    // The next such failure opens it again at once.
+    if (this.open && ++this.#otherSuccesses >= otherSuccesses) this.#open.clear();
+    return was && !this.open;
+  }
+
+  /** @param {string | null} kind */
+  #forget(kind) {
     this.#streaks.delete(kind);
-    return this.#open.delete(kind) && !this.open;
+    this.#open.delete(kind);
   }
 
   /** Milliseconds until the next claim, after a failed attempt. */

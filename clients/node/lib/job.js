@@ -103,7 +103,7 @@ export class Job {
   /** @type {import('../index.js').Job['step']} */
   step(name, call, options = {}) {
     const warn = (/** @type {string} */ text) => this.#attempt.warn(`idemq: ${this.#attempt.name}: ${text}`);
-    const answer = this.#attempt.apart('step', (ask) => step(this, ask, name, call, options, warn));
+    const answer = this.#attempt.step(name, () => this.#attempt.apart('step', (ask) => step(this, ask, name, call, options, warn)));
     answer.catch(() => {}); // of a step that is not awaited
     return answer;
   }
@@ -141,6 +141,10 @@ export class Attempt {
   stored;
   /** Events that the handler has received. @type {{ name: string, timeout: import('../index.js').Interval }[]} */
   arrived = [];
+  /** Names of the steps that are under way. @type {Set<{ name: string }>} */
+  #steps = new Set();
+  /** Whether the handler has ended, so that it must begin no step. */
+  #handled = false;
   /** Whether its commit was sent, and may have taken effect. */
   commitSent = false;
   /** Whether its handler may use a transaction but has not locked the job yet. When the lease ends, another attempt may then get the job. */
@@ -201,6 +205,35 @@ export class Attempt {
     // A checkpoint that was saved in a transaction that has been rolled back does not count.
     this.job.payload = this.row.payload; // a schema may have changed it
     this.job.checkpoint = this.stored === undefined ? this.row.checkpoint : JSON.parse(this.stored);
+  }
+
+  /**
+   * Runs the handler itself. If a step is still under way when it ends, the attempt fails, because the job must not be completed before its calls.
+   * @template T @param {() => T | Promise<T>} handler @returns {Promise<T>}
+   */
+  async handle(handler) {
+    this.#steps = new Set();
+    this.#handled = false;
+    try {
+      const result = await handler();
+      for (const { name } of this.#steps) throw new Error(`the handler has ended while step ${name} was under way; await job.step`);
+      return result;
+    } finally {
+      this.#handled = true;
+    }
+  }
+
+  /** Runs a step. @template T @param {string} name @param {() => Promise<T>} fn @returns {Promise<T>} */
+  async step(name, fn) {
+    if (this.#handled) throw new Error('job.step was called after the handler had ended');
+    const own = { name };
+    const steps = this.#steps;
+    steps.add(own);
+    try {
+      return await fn();
+    } finally {
+      steps.delete(own);
+    }
   }
 
   /**

@@ -56,7 +56,7 @@ export class OutsideAttempts {
     /** @type {unknown} */
     let result;
     try {
-      result = await attempt.call(() => this.handler(attempt.job));
+      result = await attempt.call(() => attempt.handle(() => this.handler(attempt.job)));
     } catch (error) {
       if (!attempt.waiting) {
         await this.worker.lendWhile(settle(this.worker, this.link(), attempt, error));

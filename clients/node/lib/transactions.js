@@ -282,7 +282,7 @@ export class Transactions {
     try {
       const result = await attempt.call(
         async () => {
-          const answer = await this.handler(attempt.job, client);
+          const answer = await attempt.handle(() => this.handler(attempt.job, client));
           // Wait for statements that it has not awaited; only then it is known whether it waits for an event.
           await handlerTransaction.drained();
           return answer;

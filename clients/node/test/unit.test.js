@@ -340,6 +340,34 @@ test('a handler that keeps failing', () => {
   assert.deepEqual([breaker.open, breaker.pause()], [false, 0]);
 });
 
+test('the failing kind has no more jobs: after ten successes of other kinds, several jobs run at a time again', () => {
+  const breaker = new Breaker();
+  const others = (times) => Array.from({ length: times }, () => breaker.succeeded('b'));
+  for (let n = 0; n < 10; n++) breaker.failed('a', new Error('no'));
+  assert.deepEqual(others(9), Array(9).fill(false));
+  breaker.failed('a', new Error('no')); // it has one
+  assert.deepEqual(others(10), [...Array(9).fill(false), true]);
+  assert.equal(breaker.open, false);
+  assert.equal(breaker.failed('a', new Error('no')), true);
+  assert.equal(breaker.open, true);
+});
+
+test('of many kinds that fail, those that failed last are remembered', () => {
+  const breaker = new Breaker();
+  const fails = (kind, times = 1) => Array.from({ length: times }, () => breaker.failed(kind, new Error('no'))).some(Boolean);
+  fails('open', 10);
+  fails('first', 9);
+  for (let n = 0; n < 998; n++) fails(`${n}`);
+  fails('open');
+  assert.equal(breaker.open, true);
+  assert.equal(fails('first'), true);
+  for (let n = 0; n < 998; n++) fails(`${n} more`);
+  assert.equal(breaker.open, true);
+  fails('one more');
+  fails('and another');
+  assert.equal(breaker.open, false);
+});
+
 test('whose connection was lost', () => {
   const of = (config) => ({ address: new Address(hosts(config)), lostAt: 5 });
   const tcp = of({ host: 'db', port: 5433 });

@@ -286,9 +286,12 @@ class AttemptRunner:
         """Calls a handler that is a function."""
         _check_readable(job)
         try:
-            return self._call(job, *conn)
+            result = self._call(job, *conn)
         finally:
+            job.handled = True
             end_unless_in(self.shared.process)
+        job.check_steps()
+        return result
 
     def _call(self, job: BaseJob, *conn: Any) -> Any:
         if not _trace.installed() and self.options.hooks.around is None:
@@ -302,9 +305,12 @@ class AttemptRunner:
         """Calls a handler that is a coroutine function."""
         _check_readable(job)
         try:
-            return await self._call_async(job, *conn)
+            result = await self._call_async(job, *conn)
         finally:
+            job.handled = True
             end_unless_in(self.shared.process)
+        job.check_steps()
+        return result
 
     async def _call_async(self, job: BaseJob, *conn: Any) -> Any:
         if not _trace.installed() and self.options.hooks.around is None:
@@ -647,9 +653,11 @@ class AttemptRunner:
                 try:
                     await self.shared.within(self.shared.control.ask(_RELEASE_MANY, values), max(give_up - time.monotonic(), 0.01))
                     break
+                except AnswerLost:
+                    continue  # executed or not, a repetition does no harm
                 except psycopg.errors.LockNotAvailable:
                     await asyncio.sleep(LOCK_PAUSE)
-        except (AnswerLost, psycopg.Error, asyncio.TimeoutError) as error:
+        except (psycopg.Error, asyncio.TimeoutError) as error:
             self._leave_to_leases(jobs, error)
             return
         for job in jobs:

@@ -14,6 +14,10 @@ SAME_FAILURES = 10
 FIRST_PAUSE = 1.0
 """Seconds until the next job after a failure then.  The pause doubles up to LAST_PAUSE."""
 LAST_PAUSE = 10.0
+OTHER_SUCCESSES = 10
+"""Number of successes of other kinds after which the queue runs several jobs at a time again, because the failing kind may have no more jobs."""
+MOST_KINDS = 1000
+"""Kinds whose failures are remembered: those that failed last."""
 
 _VARIABLE = re.compile(r"'[^']*'|\"[^\"]*\"|\b[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]+)*\b|\d+")
 """The parts of a message that differ from job to job."""
@@ -32,8 +36,10 @@ class Breaker:
 
     def __init__(self) -> None:
         self._failures: dict[Optional[str], tuple[Fingerprint, int]] = {}
-        """For each kind, the fingerprint of the last failures in a row, and their number."""
+        """For each kind, the fingerprint of the last failures in a row, and their number.  The kind that failed last comes last."""
         self._open: set[Optional[str]] = set()
+        self._other_successes = 0
+        """Successes of other kinds since the last failure of a kind in _open."""
         self._pause = FIRST_PAUSE
 
     @property
@@ -44,11 +50,15 @@ class Breaker:
     def failed(self, kind: Optional[str], error: BaseException) -> tuple[bool, float]:
         """Records a failed attempt.  Returns whether this has opened the breaker for its kind, and the seconds until the next claim."""
         found = fingerprint(error)
-        before, count = self._failures.get(kind, (found, 0))
+        before, count = self._failures.pop(kind, (found, 0))
         self._failures[kind] = found, (count + 1 if before == found else 1)
+        if len(self._failures) > MOST_KINDS:
+            self._forget(next(iter(self._failures)))
         opened = kind not in self._open and self._failures[kind][1] >= SAME_FAILURES
         if opened:
             self._open.add(kind)
+        if kind in self._open:
+            self._other_successes = 0
         if not self._open:
             return False, 0.0
         pause, self._pause = self._pause, min(self._pause * 2, LAST_PAUSE)
@@ -56,12 +66,18 @@ class Breaker:
 
     def succeeded(self, kind: Optional[str]) -> bool:
         """Records a success.  Returns whether this has closed the breaker."""
-        self._failures.pop(kind, None)
+        was_open = self.is_open
+        self._forget(kind)
         self._pause = FIRST_PAUSE
-        if kind not in self._open:
-            return False
+        if self._open:
+            self._other_successes += 1
+            if self._other_successes >= OTHER_SUCCESSES:
+                self._open.clear()  # but the next such failure opens it again at once
+        return was_open and not self._open
+
+    def _forget(self, kind: Optional[str]) -> None:
+        self._failures.pop(kind, None)
         self._open.discard(kind)
-        return not self._open
 
 
 def is_from_server(error: BaseException, own: Any) -> bool:

@@ -101,6 +101,8 @@ class BaseJob:
     unreadable: Optional[Exception]
     """Why the payload, checkpoint or headers cannot be decoded; None if they can."""
     _event: type[Any]
+    _await_step: str
+    """What a handler must do that has ended before its steps."""
     _run: JobRunner
 
     def __init__(self, queue: str, row: Sequence[Any], asked_at: float, link: Link[Any], attached: bool) -> None:
@@ -130,6 +132,10 @@ class BaseJob:
         """Whether this wait was stored outside the handler's transaction, and has ended the attempt."""
         self._arrived: list[Waiting] = []
         """Events that the handler has received in its transaction."""
+        self._steps: list[str] = []
+        """Names of the steps that are under way."""
+        self.handled = False
+        """Whether the handler has ended, so that it must begin no step."""
         self._renew_lease(asked_at)
 
     @property
@@ -168,6 +174,17 @@ class BaseJob:
         self._run, self._conn = run, conn
         self.checkpoint = self._stored_checkpoint
         self.waiting, self.wait_stored, self._arrived = None, False, []
+        self._steps, self.handled = [], False
+
+    def check_steps(self) -> None:
+        """Called when the handler has returned.  Raises if a step is still under way, because the job must not be completed before its calls."""
+        for name in list(self._steps):
+            raise RuntimeError(f"the handler has ended while step {name} was under way; {self._await_step}")
+
+    def _refuse_after_end(self) -> None:
+        """Called when a step begins, after it was added to _steps.  The end of the handler also sets its flag before it looks for steps."""
+        if self.handled:
+            raise RuntimeError("job.step was called after the handler had ended")
 
     @property
     def _transaction(self) -> Optional[HandlerTransaction]:
@@ -253,6 +270,7 @@ class Job(BaseJob):
     """One attempt of a job whose handler is a function."""
 
     _event = threading.Event
+    _await_step = "wait for the thread that calls job.step"
 
     @property
     def cancelled(self) -> threading.Event:
@@ -305,12 +323,19 @@ class Job(BaseJob):
         the same key.  A call must end within step.timeout.  If it raises Refused or Dead, the other system has
         definitely done nothing, and the next call uses another key.
 
-        Call it before the handler uses its connection.  Raises StaleToken if the lease was lost before the answer arrived.
+        Call it before the handler uses its connection.  If the handler returns while a step is still under way, the attempt
+        fails.  Raises StaleToken if the lease was lost before the answer arrived.
         """
         for function in (call, ask or call):
             check_callable(function, False, "Job.step", "AsyncWorker and its AsyncJob.step", ("step",))
-        with self._before_use("job.step"):
-            return self._step(name, call, request, call_timeout, ask)
+        steps = self._steps
+        steps.append(name)
+        try:
+            self._refuse_after_end()
+            with self._before_use("job.step"):
+                return self._step(name, call, request, call_timeout, ask)
+        finally:
+            steps.remove(name)
 
     def _step(
         self, name: str, call: Callable[[StepCall], Any], request: Any, call_timeout: float, ask: Optional[Callable[[StepCall], Any]]
@@ -368,6 +393,7 @@ class AsyncJob(BaseJob):
     """One attempt of a job whose handler is a coroutine function."""
 
     _event = asyncio.Event
+    _await_step = "await job.step"
 
     @property
     def cancelled(self) -> asyncio.Event:
@@ -400,19 +426,36 @@ class AsyncJob(BaseJob):
                 await conn.execute(_CHECKPOINT, (self.id, self.token, Jsonb(data)))
                 self.checkpoint = data
 
-    async def step(
+    def step(
         self,
         name: str,
         call: Callable[[StepCall], Awaitable[Any]],
         request: Any = None,
         call_timeout: float = 30,
         ask: Optional[Callable[[StepCall], Awaitable[Any]]] = None,
-    ) -> Any:
+    ) -> Coroutine[Any, Any, Any]:
         """Like Job.step, for coroutine functions.  A call is cancelled after call_timeout."""
-        for function in (call, ask or call):
-            check_parameters(function, ("step",))
-        async with self._before_use("job.step"):
-            return await self._step(name, call, request, call_timeout, ask)
+        # It is under way as soon as the coroutine exists, so that the end of the handler notices if it was never awaited.
+        self._steps.append(name)
+        return self._run_step(self._steps, name, call, request, call_timeout, ask)
+
+    async def _run_step(
+        self,
+        steps: list[str],
+        name: str,
+        call: Callable[[StepCall], Awaitable[Any]],
+        request: Any,
+        call_timeout: float,
+        ask: Optional[Callable[[StepCall], Awaitable[Any]]],
+    ) -> Any:
+        try:
+            self._refuse_after_end()
+            for function in (call, ask or call):
+                check_parameters(function, ("step",))
+            async with self._before_use("job.step"):
+                return await self._step(name, call, request, call_timeout, ask)
+        finally:
+            steps.remove(name)
 
     async def _step(
         self,

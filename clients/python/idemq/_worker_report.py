@@ -7,20 +7,25 @@ standby.
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
+import time
 from importlib import metadata
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Optional, Sequence
 from uuid import uuid4
 
 import psycopg
 
 from . import _links
 from ._links import AnswerLost, AsyncLink
+from .errors import sqlstate
 
 REPORT_INTERVAL = 30.0
 """Seconds between two reports."""
 REPORT_AFTER_REFUSAL = 600.0
-"""Seconds until the next report after the server has refused one, because its SQL objects may be of an older version."""
+"""Seconds until the worker reports again what the server has refused: a queue, or everything if its SQL objects are of an older version."""
+_QUEUE_REFUSED = "IQ005", "42501"
+"""SQLSTATEs of a report that names a queue that does not exist or from which the role may not claim."""
 REPORT_STOPPING_TIMEOUT = 0.5
 """Seconds that the last report may take."""
 FIRST_REPORT_AFTER = 1.0
@@ -52,7 +57,11 @@ class WorkerReport:
         self._reported = False
         self._stopping = False
         """Whether the last report said that the worker is stopping."""
-        self._about: list[Any] = [str(uuid4()), name, list(queues), _version(), socket.gethostname(), concurrency]
+        self._id, self._name, self._concurrency = str(uuid4()), name, concurrency
+        self._queues = list(queues)
+        self._accepted = self._queues
+        """The queues that are reported until _all_again_at."""
+        self._all_again_at = math.inf
 
     async def report_regularly(self) -> None:
         """Reports regularly until it is cancelled."""
@@ -64,19 +73,48 @@ class WorkerReport:
     async def _report(self, stopping: bool, end_waits: Sequence[int] = ()) -> float:
         if not self._link.usable and not end_waits:
             return FIRST_REPORT_AFTER
-        jobs, done = self._state()
+        if time.monotonic() >= self._all_again_at:
+            self._accepted, self._all_again_at = self._queues, math.inf
         try:
-            # The link is still used after a cancelled report, so the answer must be awaited.
-            asking = asyncio.ensure_future(self._link.ask(_REPORT_WORKER, [*self._about, list(jobs), done, stopping, list(end_waits)]))
-            asking.add_done_callback(_links._retrieved)
-            await asyncio.shield(asking)
-            self._reported = True
-            self._stopping = stopping
+            try:
+                await self._send(self._accepted, stopping, end_waits)
+            except psycopg.Error as error:
+                if sqlstate(error) not in _QUEUE_REFUSED or len(self._accepted) < 2:
+                    raise
+                await self._send_without_refused(stopping)
         except (AnswerLost, OSError, psycopg.errors.LockNotAvailable):
             pass  # the code that needs the connection logs the error
         except psycopg.Error:
+            self._all_again_at = 0.0
             return REPORT_AFTER_REFUSAL
         return REPORT_INTERVAL
+
+    async def _send(self, queues: Sequence[str], stopping: bool, end_waits: Sequence[int] = ()) -> None:
+        jobs, done = self._state()
+        values = self._id, self._name, list(queues), _version(), socket.gethostname(), self._concurrency, list(jobs), done, stopping, list(end_waits)
+        # The link is still used after a cancelled report, so the answer must be awaited.
+        asking = asyncio.ensure_future(self._link.ask(_REPORT_WORKER, values))
+        asking.add_done_callback(_links._retrieved)
+        await asyncio.shield(asking)
+        self._reported = True
+        self._stopping = stopping
+
+    async def _send_without_refused(self, stopping: bool) -> None:
+        """Reports each queue by itself, to find those that the server refuses, and then the others together."""
+        accepted: list[str] = []
+        refusal: Optional[psycopg.Error] = None
+        for queue in self._accepted:
+            try:
+                await self._send([queue], stopping)
+                accepted.append(queue)
+            except psycopg.Error as error:
+                if sqlstate(error) not in _QUEUE_REFUSED:
+                    raise
+                refusal = error
+        if refusal is not None and not accepted:
+            raise refusal
+        self._accepted, self._all_again_at = accepted, time.monotonic() + REPORT_AFTER_REFUSAL
+        await self._send(accepted, stopping)
 
     async def end_wait(self, process: int, stopping: bool) -> None:
         """Asks the server to end the wait of a session of this role, given its process number."""
