@@ -39,7 +39,7 @@ _SUPPORTED = (
     "a payload or result consists of dataclasses, TypedDicts, pydantic models, str, int, float, bool, None, datetime, date, UUID, "
     "Decimal, Enum, Literal, Optional[X], list[X] and dict[str, X]"
 )
-_DATETIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(:\d\d)?(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)", re.ASCII)
+_DATETIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(:\d\d)?(?:\.(\d{1,9}))?(?:Z|([+-]\d\d)(?::?(\d\d))?)", re.ASCII)
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _DECIMAL = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
@@ -165,8 +165,8 @@ def _load_datetime(text: str) -> Optional[datetime]:
     read = _DATETIME.fullmatch(text)
     if read is None:
         return None
-    day, minutes, seconds, fraction, zone = read.groups()
-    zone = "+00:00" if zone == "Z" else f"{zone[:3]}:{zone[-2:]}"
+    day, minutes, seconds, fraction, zone_hours, zone_minutes = read.groups()
+    zone = f"{zone_hours or '+00'}:{zone_minutes or '00'}"
     return datetime.fromisoformat(f"{day}T{minutes}{seconds or ':00'}.{(fraction or '')[:6]:0<6}{zone}")
 
 

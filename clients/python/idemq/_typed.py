@@ -90,6 +90,7 @@ class Queue(Generic[P, R]):
         self.types = QueueTypes(
             None if untyped else converter(payload, f"queue {name}: payload"),
             None if untyped and result is None else converter(result, f"queue {name}: result"),
+            untyped or result is not None,
         )
 
     def __repr__(self) -> str:

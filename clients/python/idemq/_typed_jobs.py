@@ -14,6 +14,8 @@ class QueueTypes(NamedTuple):
 
     payload: Optional[Converter]
     result: Optional[Converter]
+    has_result: bool
+    """Whether there are results.  If not, those that another handler has stored are ignored."""
 
     def decode_payload(self, value: Any) -> Any:
         return value if self.payload is None else _named("payload", self.payload.decode, value, True)
@@ -22,7 +24,9 @@ class QueueTypes(NamedTuple):
         return value if self.payload is None else _named(name, self.payload.encode, value)
 
     def decode_result(self, value: Any) -> Any:
-        return value if self.result is None or value is None else _named("result", self.result.decode, value, False)
+        if value is None or not self.has_result:
+            return None
+        return value if self.result is None else _named("result", self.result.decode, value, False)
 
     def encode_result(self, value: Any) -> Any:
         return value if self.result is None else _named("result", self.result.encode, value)
