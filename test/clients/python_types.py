@@ -316,7 +316,7 @@ class Conversions(Client):
                    OrderedDict, namedtuple("N", "a"), Union[int, str], Union[int, str, None], Literal[b"x"], T, type, len, "Address"):  # fmt: skip
             self.undefinable(": ", of)
         self.undefinable(".a: ", Generic_)
-        self.undefinable(".b: Init requires this argument, which is not a field", Init)
+        self.undefinable(".b: ", Init)
         self.undefinable(".other: Own requires this argument", Own)
         self.undefinable(": the keys of a dict must be str, not int", dict[int, str])
         self.undefinable("[][]: ", dict[str, list[bytes]])
