@@ -5,7 +5,7 @@ import type { Order } from './queues.js';
 
 const tables = `
   CREATE TABLE IF NOT EXISTS orders (id text PRIMARY KEY, customer text, amount int, charge text);
-  CREATE TABLE IF NOT EXISTS reports (tick text PRIMARY KEY, paid bigint, total bigint)`;
+  CREATE TABLE IF NOT EXISTS reports (tick text, paid bigint, total bigint)`;
 
 export async function createTables(pool: Pool): Promise<void> {
   await pool.query(tables);
