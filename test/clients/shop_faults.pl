@@ -36,7 +36,7 @@ local $ENV{PYTHONPATH} = "$ENV{IDEMQ_SOURCE}/clients/python";
 local $ENV{PYTHONDONTWRITEBYTECODE} = 1;
 local $ENV{PGPORT} = $node->port;
 
-my %programs = (typescript => sub { my $app = compiled(); return map { $_ => [ 'node', "$app/$_.js" ] } qw(server worker) });
+my %programs = (typescript => sub { my $app = compiled('shop'); return map { $_ => [ 'node', "$app/$_.js" ] } qw(server worker) });
 $programs{python} = sub { return map { $_ => [ '/usr/bin/python3', "$here/shop_py/$_.py" ] } qw(server worker) } if -e "$here/shop_py/worker.py";
 my @languages = grep { !$ENV{SHOP_LANGUAGES} || $ENV{SHOP_LANGUAGES} =~ /\b$_\b/ } sort keys %programs;
 

@@ -17,7 +17,7 @@ use Test::More;
 # script/test has fetched it, or said why not.
 plan skip_all => 'no npm packages' unless $ENV{IDEMQ_NODE_MODULES} && -d "$ENV{IDEMQ_NODE_MODULES}/typescript";
 
-my $app = compiled();
+my $app = compiled('shop');
 # The producer, the workers and the schedule.  Not counted: tables.ts, provider.ts and the tests.
 my @counted = map { "$app/$_.ts" } qw(queues shop server worker);
 

@@ -1,5 +1,5 @@
-# The shop of doc/tutorials/shop.md in TypeScript and Python, for shop_typescript.pl and shop_faults.pl: the compiled program, its
-# provider (test/clients/shop_provider.py), and its lines.
+# The shop of doc/tutorials/shop.md in TypeScript and Python, for shop_typescript.pl and shop_faults.pl: the compiled program, and its
+# provider (test/clients/shop_provider.py).
 package Shop;
 
 use strict;
@@ -15,17 +15,20 @@ use Test::More;
 
 our @EXPORT = qw(compiled shop_provider did);
 
-# A folder with the client, the packages of test/clients/package.json and the shop, which is compiled by tsc --strict; its path.
+# A folder with the client, the packages of test/clients/package.json and a program of TypeScript (the shop), which is compiled by
+# tsc --strict; its path.
 sub compiled
 {
-	my $app = "$PostgreSQL::Test::Utils::tmp_check/shop_ts";
+	my ($name, @files) = @_;
+	my $app = "$PostgreSQL::Test::Utils::tmp_check/$name";
+	my $shop = "$ENV{IDEMQ_SOURCE}/test/clients/shop_ts";
 
-	system_or_bail('cp', '-r', "$ENV{IDEMQ_SOURCE}/test/clients/shop_ts", $app);
-	mkdir "$app/node_modules";
+	mkdir $_ foreach $app, "$app/node_modules";
+	system_or_bail('cp', map({ "$shop/$_" } qw(package.json tsconfig.json .prettierrc)), @files ? @files : glob("$shop/*.ts"), $app);
 	symlink $_, "$app/node_modules/" . s|.*/||r or die "symlink: $!" foreach glob "$ENV{IDEMQ_NODE_MODULES}/{.bin,*}";
 	# A copy, not a link: Node looks for the imports of a linked package next to the link's target.
 	system_or_bail('cp', '-r', "$ENV{IDEMQ_SOURCE}/clients/node", "$app/node_modules/idemq");
-	command_ok([ "$app/node_modules/.bin/tsc", '-p', $app ], 'the shop passes tsc --strict');
+	command_ok([ "$app/node_modules/.bin/tsc", '-p', $app ], "$name passes tsc --strict");
 	return $app;
 }
 
