@@ -67,6 +67,14 @@ class Queue(Generic[P, R]):
         ...
 
     @overload
+    def __init__(self: Queue[None, None], name: str, payload: None, *, kind: Optional[str] = None) -> None:
+        ...
+
+    @overload
+    def __init__(self: Queue[None, R], name: str, payload: None, *, result: type[R], kind: Optional[str] = None) -> None:
+        ...
+
+    @overload
     def __init__(self: Queue[P, None], name: str, payload: type[P], *, kind: Optional[str] = None) -> None:
         ...
 
