@@ -73,7 +73,7 @@ from ._jobs import (
 from ._links import AsyncLink, ThreadLink
 from ._options import Options, QueueOptions, WorkerOptions, options_of
 from ._producer import Enqueued, NewJob, enqueue, enqueue_many
-from ._queues import Inside, Outside, QueueHandler, checked_queues, queue_options
+from ._queues import Inside, Outside, QueueHandler, TypedHandler, checked_queues, queue_options
 from ._run import Run, Setup
 from ._typed import Queue, handlers_by_queue, is_list_of_bound
 from .errors import (
@@ -187,7 +187,7 @@ class _Worker:
     def __init__(
         self,
         dsn: str,
-        queue: Union[str, Mapping[str, QueueHandler], Sequence[Union[Inside, Outside]]],
+        queue: Union[str, Mapping[str, QueueHandler], Sequence[TypedHandler]],
         *,
         name: Optional[str] = None,
         wait_dsn: Optional[str] = None,
@@ -455,7 +455,7 @@ class AsyncClusterWorker(_OverShards, AsyncWorker):
 
 def drain(
     dsn: str,
-    queue: Union[str, Mapping[str, QueueHandler], Sequence[Union[Inside, Outside]]],
+    queue: Union[str, Mapping[str, QueueHandler], Sequence[TypedHandler]],
     handler: Union[Callable[..., Any], Handlers, None] = None,
     outside: bool = False,
     **options: Any,
@@ -466,7 +466,7 @@ def drain(
 
 async def drain_async(
     dsn: str,
-    queue: Union[str, Mapping[str, QueueHandler], Sequence[Union[Inside, Outside]]],
+    queue: Union[str, Mapping[str, QueueHandler], Sequence[TypedHandler]],
     handler: Union[Callable[..., Awaitable[Any]], Handlers, None] = None,
     outside: bool = False,
     **options: Any,

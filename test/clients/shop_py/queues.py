@@ -1,7 +1,7 @@
 """The queues of the shop, what they hold, and the schedule."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
 
 from idemq import Queue, ensure_queue
 
@@ -15,8 +15,7 @@ class Order:
     amount: int
 
 
-@dataclass(frozen=True)
-class Charged:
+class Charged(TypedDict):
     charge: str
 
 

@@ -31,6 +31,5 @@ class Handler(http.server.BaseHTTPRequestHandler):
 with psycopg.connect(os.environ["DSN"]) as db:
     create_tables(db)
     declare_queues(db)
-server = http.server.ThreadingHTTPServer(("", int(os.environ["PORT"])), Handler)
 signal.signal(signal.SIGTERM, lambda *_: exit(0))
-server.serve_forever()
+http.server.ThreadingHTTPServer(("", int(os.environ["PORT"])), Handler).serve_forever()

@@ -16,14 +16,12 @@ def place(db: Conn, order: Order) -> None:
 
 
 def charge(job: Job[Order], db: Conn) -> Charged:
-    order, request = job.payload, asdict(job.payload)
+    order, to, request = job.payload.id, job.payload.customer, asdict(job.payload)
     paid = job.step("charge", payments.send, request, call_timeout=2, ask=payments.find)
-    mark_paid(db, order.id, paid["id"])
-    receipt = Mail(order.id, order.customer, "receipt")
-    mails.enqueue(db, receipt, key=f"receipt {order.id}")
-    review = Mail(order.id, order.customer, "review")
-    mails.enqueue(db, review, key=f"review {order.id}", delay="1 day")
-    return Charged(paid["id"])
+    mark_paid(db, order, paid["id"])
+    mails.enqueue(db, Mail(order, to, "receipt"), key=f"receipt {order}")
+    mails.enqueue(db, Mail(order, to, "review"), key=f"review {order}", delay="1 day")
+    return {"charge": paid["id"]}
 
 
 def mail(job: Job[Mail]) -> None:
