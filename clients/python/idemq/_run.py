@@ -31,6 +31,7 @@ from ._job import BaseJob
 from ._links import AnswerLost, Link
 from ._options import Options
 from ._shared import LOCK_PAUSE, Shared
+from ._typed_jobs import JobTypes
 from ._worker_report import WorkerReport
 
 log = logging.getLogger("idemq")
@@ -68,8 +69,10 @@ class Setup(NamedTuple):
     options: Options
     make_executor: Callable[[Options, bool], Executor]
     handler: Callable[..., Any]
-    kinds: Optional[Mapping[Optional[str], Kind]]
+    kinds: Optional[Mapping[Optional[str], Kind[Any]]]
     """Kinds with a time limit or a backoff; None if one handler runs the jobs of all kinds."""
+    types: Optional[JobTypes] = None
+    """Types of payloads and results; None if they are not checked."""
 
 
 class QueueRun(AttemptRunner):
@@ -79,6 +82,7 @@ class QueueRun(AttemptRunner):
         options = setup.options
         executors = [setup.make_executor(options, not once) for _ in range(options.concurrency)]
         super().__init__(shared, options, executors, setup.handler, setup.kinds, once, slots)
+        self.types = setup.types
         self._refused = refused
         self._idle: list[tuple[Executor, "asyncio.Future[list[BaseJob]]"]] = []
         self.busy = 0

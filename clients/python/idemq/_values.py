@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Optional, Union
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 from psycopg import AsyncConnection, Connection
 from psycopg.types.json import Jsonb
@@ -37,6 +37,13 @@ def require_connection(conn: Any, *classes: type[Any]) -> None:
         )
 
 
+class EncodedLater(NamedTuple):
+    """A result that is converted when it is encoded.  Then an error is treated as one of the JSON encoder."""
+
+    value: Any
+    encode: Callable[[Any], Any]
+
+
 def _bounded_json(value: Any) -> str:
     """Encodes JSON, and refuses a text that no server would accept.  The limit is 64 MB, and characters outside
     ASCII take at least a third of the space there that they take here."""
@@ -48,6 +55,8 @@ def _bounded_json(value: Any) -> str:
 
 def json_text(value: Any) -> Optional[str]:
     """A value as JSON text, or None for None."""
+    if isinstance(value, EncodedLater):
+        value = value.encode(value.value)
     return None if value is None else _bounded_json(value)
 
 
