@@ -9,8 +9,6 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib "$FindBin::RealBin/../t/lib";
 use Idemq;
-use NodeClient;
-use NodeWorkers;
 use JSON::PP;
 use PostgreSQL::Test::Utils;
 use Reports;

@@ -18,6 +18,7 @@ from django.db import connection, transaction
 from psycopg.types.json import Jsonb
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import sessionmaker
 
 import tap
 from idemq import drain_async, enqueue, enqueue_statement
@@ -146,6 +147,15 @@ class Sqlalchemy:
         return error.orig.sqlstate
 
 
+class Sessions(Sqlalchemy):
+    async def begin(self):
+        await super().begin()
+        self.name += " (Session)"
+
+    def transaction(self):
+        return Sync(sessionmaker(self.engine).begin())
+
+
 class AsyncSqlalchemy(Sqlalchemy):
     async def begin(self):
         self.name = self.name.replace("SQLAlchemy", "async SQLAlchemy")
@@ -196,7 +206,7 @@ class Django:
         return error.__cause__.sqlstate
 
 
-LIBRARIES = [Asyncpg, lambda: Sqlalchemy("psycopg"), lambda: AsyncSqlalchemy("psycopg"), lambda: AsyncSqlalchemy("asyncpg"), Django]
+LIBRARIES = [Asyncpg, lambda: Sqlalchemy("psycopg"), lambda: Sessions("psycopg"), lambda: AsyncSqlalchemy("psycopg"), lambda: AsyncSqlalchemy("asyncpg"), Django]
 # Also what looks like a parameter.
 AWKWARD = ["it's \\ \" %s %(a)s %% :a ::x ? ?? $1 $$", "\U0001f600 ä €\r\n\t", "", None, True, [], [1, [2]], {"a:b?": "%"}, 2**70, "x" * 2**20]
 
