@@ -72,6 +72,7 @@ from ._jobs import (
 )
 from ._links import AsyncLink, ThreadLink
 from ._options import Options, QueueOptions, WorkerOptions, options_of
+from ._portable import enqueue_statement
 from ._producer import Enqueued, NewJob, enqueue, enqueue_many
 from ._queues import Inside, Outside, QueueHandler, TypedHandler, checked_queues, queue_options
 from ._run import Run, Setup
@@ -154,6 +155,7 @@ __all__ = [
     "enqueue_graph",
     "enqueue_many",
     "enqueue_sequenced",
+    "enqueue_statement",
     "ensure_handler",
     "ensure_queue",
     "ensure_topic",
