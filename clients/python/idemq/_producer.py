@@ -148,7 +148,7 @@ def enqueue(
         "depends_on": None if depends_on is None else ids_argument("depends_on", depends_on),
         "on_parent_failure": text_argument("on_parent_failure", on_parent_failure),
     }
-    return Statement(_ENQUEUE, values, lambda rows: Enqueued(*rows[0]), then=lambda added: _errors_of_dead([added], lambda all: all[0]))
+    return Statement(_ENQUEUE, values, lambda rows: Enqueued(*rows[0]), then=lambda added: errors_of_dead([added], lambda all: all[0]))
 
 
 @statement
@@ -182,10 +182,10 @@ def enqueue_many(
         "depends_on": None if depends_on is None else ids_argument("depends_on", depends_on),
         "on_parent_failure": text_argument("on_parent_failure", on_parent_failure),
     }
-    return Statement(_ENQUEUE_MANY, values, lambda rows: [Enqueued(*row) for row in rows], then=lambda added: _errors_of_dead(added, lambda all: all))
+    return Statement(_ENQUEUE_MANY, values, lambda rows: [Enqueued(*row) for row in rows], then=lambda added: errors_of_dead(added, lambda all: all))
 
 
-def _errors_of_dead(added: list[Enqueued[Any]], answer: Callable[[list[Enqueued[Any]]], T]) -> Optional[Statement[T]]:
+def errors_of_dead(added: list[Enqueued[Any]], answer: Callable[[list[Enqueued[Any]]], T]) -> Optional[Statement[T]]:
     """The statement that adds the errors of dead jobs to the results; None if there are none."""
 
     def with_errors(rows: list[Row]) -> T:
