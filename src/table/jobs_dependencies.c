@@ -92,7 +92,7 @@ static const char *const failure_names[] =
 
 static SqlStatement find_queue = {.text = "SELECT queue_id FROM idemq.jobs WHERE id = $1",
 								  .types = {INT8OID},
-								  .fields = (const SqlField[]){{0, sizeof(int32), NULL}}};
+								  .fields = SQL_SCALAR(int32)};
 static SqlStatement find_edges =
 	{.in_order = true,
 	 .text = "SELECT d.child, d.parent, d.queue_id, "
