@@ -55,7 +55,7 @@ SQL_FUNCTION(idemq_sql_admit)
 	idemq_bucket_call(&(BucketName){BUCKET_ADMIT, name, (int) strlen(name)}, &limit, cost, &answer);
 	values[0] = BoolGetDatum(answer.allowed);
 	values[1] = Int32GetDatum((int32) answer.remaining);
-	/* Rounded up: a caller that waits that long is not refused again. */
+	/* Rounded up, so that a call after this time is not refused again. */
 	values[2] = idemq_interval_datum(idemq_rate_retry_after(&answer));
 	return idemq_row_datum(fcinfo, values, nulls);
 }

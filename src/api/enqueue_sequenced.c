@@ -66,7 +66,7 @@ enum
 		INT4OID, TEXTOID, INT8OID, INT8OID, TIMESTAMPTZOID                                         \
 	}
 
-/* A producer's last number, and its job. */
+/* The last number of a producer, and its job. */
 typedef struct Position
 {
 	int64 seq;
@@ -87,8 +87,8 @@ static SqlStatement read_position =
 	 .fields = (const SqlField[]){SQL_FIELD(Position, seq), SQL_FIELD(Position, job_id)}};
 
 /*
- * Makes a number its producer's last one; false when it is not higher than the last one, which
- * is then in *last.  values: those of POSITION_TYPES.
+ * Stores a number as its producer's last one.  Returns false if it is not higher than the last one,
+ * and sets *last.  values: those of POSITION_TYPES.
  */
 static bool
 take_number(const Datum *values, Position *last)
@@ -110,11 +110,11 @@ take_number(const Datum *values, Position *last)
 		}
 		else if (idemq_spi_do(&begin, values, NULL) > 0)
 			return true;
-		/* Another session has begun the producer since, or has rolled back. */
+		/* Another session has continued the sequence since, or its transaction was rolled back. */
 	}
 }
 
-/* Fills the answer to a number that is the last one already, with what became of its job. */
+/* Fills the answer for a number that equals the last one, with the status and result of its job. */
 static void
 fill_last(int64 id, Datum *values, bool *nulls, bool *own)
 {

@@ -55,12 +55,12 @@ typedef struct Await
 {
 	StepName name;
 	int64 timeout;
-	int32 queue_id; /* whose event's name is locked */
-	bool asked;		/* to run once more */
-	Step step;		/* as it was; then as it is */
+	int32 queue_id; /* the queue in which the event's name is locked */
+	bool asked;		/* whether the job must run once more */
+	Step step;		/* the step as it was, later as it is */
 } Await;
 
-/* Locks the event's name, then the job, whose attempt is current. */
+/* Locks the event's name and then the job, and checks that the attempt is current. */
 static void
 await_event_lock(Await *await)
 {
@@ -71,7 +71,7 @@ await_event_lock(Await *await)
 	idemq_attempt_find_current(&table, await->name.job_id, await->name.token, &attempt);
 	for (;;)
 	{
-		/* At first, and if somebody has moved the job to another queue. */
+		/* In the first round, and again if the job was moved to another queue. */
 		if (attempt.queue.id != await->queue_id)
 		{
 			await->queue_id = attempt.queue.id;
@@ -92,7 +92,7 @@ await_event_lock(Await *await)
 	idemq_jobs_close(&table);
 }
 
-/* Checks whether the event has come, or the wait is over; writes the step. */
+/* Checks whether the event has been sent, or the wait is over; writes the step. */
 static void
 await_event_look(Await *await)
 {
@@ -100,7 +100,7 @@ await_event_look(Await *await)
 	TimestampTz now = idemq_now();
 	bool locked = step->state != STEP_NONE;
 
-	/* A wait that has begun keeps its beginning and its end. */
+	/* A wait that has begun keeps its start and its deadline. */
 	if (step->state != STEP_WAITING)
 		*step = (Step){.begun_at = now, .call_until = now + await->timeout};
 	step->state = STEP_WAITING;
@@ -111,7 +111,10 @@ await_event_look(Await *await)
 	(void) idemq_step_write(&await->name, await->queue_id, step, locked);
 }
 
-/* Answers the wait; while the event has not come, gives the job back until the wait's end. */
+/*
+ * Returns the outcome.  If the event has not been sent yet, releases the job until the end of the
+ * wait.
+ */
 static void
 answer_wait(Await *await)
 {
@@ -142,7 +145,7 @@ answer_wait(Await *await)
 	}
 	if (await->step.state != STEP_WAITING)
 		return;
-	/* The release adds this to a later now, so the job is not ready before call_until. */
+	/* The release adds this to a later time, so the job is not ready before call_until. */
 	if (!await->asked)
 		finish.delay = Max(await->step.call_until - idemq_now(), 0);
 	(void) idemq_finish_by_token(await->name.job_id, await->name.token, &finish, true, &attempt);
@@ -173,8 +176,9 @@ SQL_FUNCTION(idemq_sql_await_event)
 }
 
 /*
- * Makes a job that sleeps ready, and so locks its row; locks another job's row against deletion.
- * False when the job is gone, or is being deleted.
+ * Makes a job ready that waits for the event, which locks its row; if the job does not wait any
+ * more, locks its row against deletion.  Returns false if the job does not exist or is being
+ * deleted.
  */
 static bool
 send_event_wake(JobsTable *table, const EventWait *wait)
@@ -191,10 +195,10 @@ send_event_wake(JobsTable *table, const EventWait *wait)
 			return false;
 		args.now = args.ready_at = idemq_now();
 		args.priority = job.priority;
-		/* The attempt that waits gave it back, nobody has claimed it since. */
+		/* The waiting attempt has released the job, and no worker has claimed it since. */
 		if (job.status == JOB_PENDING && job.token == wait->token && job.ready_at > args.now)
 			write = idemq_transition(table, &job, &queue, EVENT_RESCHEDULE, &args, JOB_WAITS);
-		/* The same, but the job's group is paused. */
+		/* The same, in a group that is paused. */
 		else if (job.status == JOB_BLOCKED && job.token == wait->token &&
 				 job_time(&job, COL_RUN_AT) > args.now)
 		{
@@ -210,7 +214,7 @@ send_event_wake(JobsTable *table, const EventWait *wait)
 	}
 }
 
-/* Answers all jobs that wait, and wakes those that sleep. */
+/* Stores the event for all jobs that wait for it, and makes those ready that were released. */
 static void
 send_event_tell(const EventName *event, Datum payload)
 {
@@ -240,7 +244,7 @@ send_event_tell(const EventName *event, Datum payload)
 	idemq_waits_arrived(event, ids, held, payload);
 }
 
-/* Returns whether two payloads are equal; 0 is the payload of an event that was sent without. */
+/* Returns whether two payloads are equal; 0 is the payload of an event without one. */
 static bool
 event_is_same(Datum first, Datum second)
 {
@@ -249,7 +253,10 @@ event_is_same(Datum first, Datum second)
 	return idemq_same_document(first, second);
 }
 
-/* Shapes an answer; first: the payload that counts; shown: whether the caller gets it. */
+/*
+ * Returns the result row of send_event.  first: the payload that counts; shown: the caller may see
+ * it.
+ */
 static Datum
 send_event_answer(FunctionCallInfo fcinfo, Outcome outcome, Datum first, bool shown, bool same)
 {
@@ -278,7 +285,10 @@ SQL_FUNCTION(idemq_sql_send_event)
 	idemq_queue_open(fcinfo, 0, "queue", PRIVILEGE_ENQUEUE, AccessShareLock, &queue);
 	event = (EventName){queue.id, PG_GETARG_DATUM(1)};
 	idemq_event_lock(&event, ExclusiveLock);
-	/* Read with the name locked: an event of that name that was sent before has an earlier time. */
+	/*
+	 * Taken while the name is locked, so it is later than the time of any earlier event of that
+	 * name.
+	 */
 	now = idemq_now();
 	if (idemq_event_find(&event, now, &first))
 	{

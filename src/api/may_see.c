@@ -65,7 +65,7 @@ SQL_FUNCTION(idemq_sql_queue_id)
 	PG_RETURN_INT32(queue.id);
 }
 
-/* queue_name(queue_id) -> its name, NULL for a role that may not know of it. */
+/* queue_name(queue_id) -> its name; NULL if the role has no privilege on it. */
 SQL_FUNCTION(idemq_sql_queue_name)
 {
 	QueueInfo queue;

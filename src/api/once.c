@@ -44,7 +44,7 @@
 
 #define MAX_SCOPE 256 /* bytes */
 
-/* Parameters of all three: scope, key, now, the new expires_at. */
+/* Parameters of all three statements: scope, key, now, the new expires_at. */
 static SqlStatement find =
 	{.text = "SELECT $4 FROM idemq_internal.seen WHERE scope = $1 AND key = $2 AND expires_at > $3",
 	 .types = {TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
@@ -80,7 +80,7 @@ is_first(const Datum *values)
 }
 
 /*
- * once(scope, key, ttl) -> whether this is the first time, until ttl has passed;
+ * once(scope, key, ttl) -> whether the pair is new, or was last seen longer than its ttl ago;
  * 22004, 22023, 25006; 40001 above READ COMMITTED.
  */
 SQL_FUNCTION(idemq_sql_once)
@@ -158,8 +158,8 @@ fence_column(const TriggerData *data, HeapTuple row, int n, const char *name)
 }
 
 /*
- * fence('job_id', 'token') -> trigger; IQ001 for a stale token, IQ002 without the
- * job, 42703, 22004, 0A000, 40001.
+ * fence('job_id', 'token') -> trigger; IQ001 for a stale token, IQ002 if the job does not exist,
+ * 42703, 22004, 0A000, 40001.
  */
 SQL_FUNCTION(idemq_sql_fence)
 {
@@ -188,7 +188,9 @@ SQL_FUNCTION(idemq_sql_fence)
 
 		if (outcome == OUTCOME_NOT_FOUND && idemq_attempt_is_gone(&table, &attempt))
 			break;
-		/* The attempt's own commit, in this transaction or before, issues no newer token. */
+		/*
+		 * The attempt's own commit, in this transaction or an earlier one, issues no newer token.
+		 */
 		if (outcome == OUTCOME_ALREADY_COMMITTED && attempt.job.token != token)
 			outcome = OUTCOME_STALE;
 		if (outcome != OUTCOME_ALREADY_COMMITTED)
