@@ -10,7 +10,7 @@
  * sleep at once.
  *
  * A wait also ends when another session of the same role asks for that, as if its timeout had
- * passed (shared/waiters/end_wait.c), so a worker that stops does not have to cancel its wait.
+ * passed, so a worker that stops does not have to cancel its wait.
  *
  * In a session with idemq.process, wait and wait_any also end when an attempt of the process is
  * being cancelled, or has been ended by another session (shared/waiters/listeners.c).  If the
@@ -101,8 +101,8 @@ typedef struct Wait
 {
 	int64 begun;	/* mono */
 	int64 deadline; /* mono */
-	bool listens;	/* the end of an attempt of its process also ends it (waiters/listeners.c) */
-	bool ended;		/* by another session (waiters/end_wait.c, waiters/listeners.c) */
+	bool listens;	/* the end of an attempt also ends it (shared/waiters/listeners.c) */
+	bool ended;		/* by another session */
 	int count;
 	Target *targets;
 	MemoryContext check_context; /* reset after each check */

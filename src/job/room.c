@@ -66,7 +66,7 @@ room_count(const QueueInfo *queue)
 	jobs = DatumGetInt64(idemq_spi_value(0, 1));
 	idemq_spi_end(&scope);
 	UnregisterSnapshot(snapshot);
-	idemq_unfinished_end_count(jobs);
+	idemq_unfinished_end_count(true, jobs);
 }
 
 /* Raises IQ007 for jobs for which a queue does not have room. */

@@ -75,11 +75,11 @@ idemq_qstate_for_queue(int32 queue_id)
 			/* Before the worker can see the queue state, and settle its handler. */
 			idemq_handler_reset(qstate);
 			LWLockRelease(&qstate->lock);
-			idemq_notify_ring_reset(index, MyDatabaseId, queue_id);
-			idemq_finished_ring_reset(index, MyDatabaseId, queue_id);
-			idemq_counters_reset(index, MyDatabaseId, queue_id);
+			idemq_notify_ring_reset(index, qstate->key);
+			idemq_finished_ring_reset(index, qstate->key);
+			idemq_counters_reset(index, qstate->key);
 			idemq_groups_reset(index, MyDatabaseId, queue_id);
-			idemq_unfinished_reset(index, MyDatabaseId, queue_id);
+			idemq_unfinished_reset(index, qstate->key);
 			/* A session may have charged a bucket after end_life. */
 			idemq_buckets_forget_queue(index);
 		}

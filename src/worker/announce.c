@@ -251,13 +251,13 @@ idemq_announce_ended(const QueueStateView *view, bool done)
 		const QueueFinished *finished = lfirst(lc);
 		QueueState *qstate = finished->qstate;
 
-		if (done && finished->is_known && finished->is_overflow)
-			idemq_finished_ring_overflow_sent(qstate, finished->queue_id, &finished->batch);
-		else if (!done || finished->is_known)
-			idemq_finished_ring_remove(qstate, finished->queue_id, &finished->batch, !done);
 		if (!done || finished->is_known)
+		{
+			idemq_finished_ring_sent(qstate, finished->queue_id, &finished->batch,
+									 finished->is_overflow, done);
 			set_member(&had_ids, finished->index,
 					   done && !finished->is_overflow && idemq_finished_ring_is_waiting(qstate));
+		}
 		all &= finished->is_known;
 		/* A session that added to a ring with something waiting has not woken this worker. */
 		idemq_announce_look(qstate);

@@ -43,8 +43,7 @@
 typedef struct FinishedRing
 {
 	slock_t mutex;
-	Oid database; /* of the queue */
-	int32 queue_id;
+	QueueStateKey key;
 	bool unknown; /* jobs may have finished that nobody counted */
 	uint64 head;  /* jobs added so far */
 	uint64 tail;  /* of these, removed */
@@ -80,13 +79,6 @@ const ShmemPart idemq_finished_jobs_part = {.area = (void **) &finished_jobs,
 											.count = idemq_queue_count,
 											.lies_in = AREA_QUEUES};
 
-/* Returns whether a ring is that of a queue of this database; mutex held. */
-static bool
-finished_is_of(const FinishedRing *ring, int32 queue_id)
-{
-	return ring->queue_id == queue_id && ring->database == MyDatabaseId;
-}
-
 /* Returns whether there is something to send; mutex held. */
 static bool
 finished_is_waiting(const FinishedRing *ring)
@@ -96,13 +88,12 @@ finished_is_waiting(const FinishedRing *ring)
 
 /* Empties the ring of a queue state that this queue gets. */
 void
-idemq_finished_ring_reset(int qstate_index, Oid database, int32 queue_id)
+idemq_finished_ring_reset(int qstate_index, QueueStateKey key)
 {
 	FinishedRing *ring = &finished_rings[qstate_index];
 
 	SpinLockAcquire(&ring->mutex);
-	ring->database = database;
-	ring->queue_id = queue_id;
+	ring->key = key;
 	ring->tail = ring->head;
 	ring->lost = 0;
 	ring->unknown = false;
@@ -137,7 +128,7 @@ idemq_finished_ring_add(QueueState *qstate, int32 queue_id, int64 job_id, JobSta
 	ring = &finished_rings[idemq_qstate_index(qstate)];
 	jobs = &finished_jobs[idemq_qstate_index(qstate)];
 	SpinLockAcquire(&ring->mutex);
-	if (likely(finished_is_of(ring, queue_id)))
+	if (likely(queue_state_key_is(ring->key, queue_id)))
 	{
 		is_first = !finished_is_waiting(ring);
 		if (ring->head - ring->tail < FINISHED_KEPT)
@@ -176,7 +167,7 @@ idemq_finished_ring_copy(const QueueState *qstate, int32 queue_id, FinishedBatch
 	bool waiting;
 
 	SpinLockAcquire(&ring->mutex);
-	waiting = finished_is_of(ring, queue_id) && finished_is_waiting(ring);
+	waiting = queue_state_key_is(ring->key, queue_id) && finished_is_waiting(ring);
 	batch->count = 0;
 	batch->until = ring->head;
 	batch->lost = ring->lost;
@@ -190,37 +181,29 @@ idemq_finished_ring_copy(const QueueState *qstate, int32 queue_id, FinishedBatch
 	return waiting;
 }
 
-/* Removes the jobs that were copied; is_lost: their NOTIFY was refused, so an overflow counts them. */
+/*
+ * Called after the transaction that has sent a copy: removes the jobs, or, if is_overflow, the numbers
+ * that the overflow has reported.  If the transaction failed (!done), the jobs become lost ones.
+ */
 void
-idemq_finished_ring_remove(const QueueState *qstate, int32 queue_id, const FinishedBatch *batch,
-						   bool is_lost)
+idemq_finished_ring_sent(const QueueState *qstate, int32 queue_id, const FinishedBatch *batch,
+						 bool is_overflow, bool done)
 {
 	FinishedRing *ring = &finished_rings[idemq_qstate_index(qstate)];
+	bool is_own;
 
 	SpinLockAcquire(&ring->mutex);
-	/* The queue may have lost its state, and got it again: then they are gone. */
-	if (finished_is_of(ring, queue_id) && ring->tail < batch->until)
-	{
-		if (is_lost)
-			ring->lost += batch->until - ring->tail;
-		ring->tail = batch->until;
-	}
-	SpinLockRelease(&ring->mutex);
-}
-
-/* Takes away what an overflow has told. */
-void
-idemq_finished_ring_overflow_sent(const QueueState *qstate, int32 queue_id,
-								  const FinishedBatch *batch)
-{
-	FinishedRing *ring = &finished_rings[idemq_qstate_index(qstate)];
-
-	SpinLockAcquire(&ring->mutex);
-	if (finished_is_of(ring, queue_id))
+	is_own = queue_state_key_is(ring->key, queue_id);
+	if (is_own && done && is_overflow)
 	{
 		ring->lost -= Min(ring->lost, batch->lost);
-		if (batch->unknown)
-			ring->unknown = false;
+		ring->unknown &= !batch->unknown;
+	}
+	/* If the queue lost its state and got it again, the ring has been emptied. */
+	else if (is_own && ring->tail < batch->until)
+	{
+		ring->lost += done ? 0 : batch->until - ring->tail;
+		ring->tail = batch->until;
 	}
 	SpinLockRelease(&ring->mutex);
 }

@@ -30,8 +30,7 @@
 typedef struct Ring
 {
 	slock_t mutex;
-	Oid database; /* of the queue */
-	int32 queue_id;
+	QueueStateKey key;
 	uint64 head; /* number of events added so far */
 	uint64 tail; /* number of these that have been sent */
 	uint64 lost; /* events that found no room, and have not been reported yet */
@@ -59,22 +58,14 @@ ring_of(const QueueState *qstate)
 	return &rings[idemq_qstate_index(qstate)];
 }
 
-/* Returns whether a ring is that of a queue of this database; mutex held. */
-static bool
-ring_is_of(const Ring *ring, int32 queue_id)
-{
-	return ring->queue_id == queue_id && ring->database == MyDatabaseId;
-}
-
 /* Empties the ring of a queue state that this queue gets. */
 void
-idemq_notify_ring_reset(int qstate_index, Oid database, int32 queue_id)
+idemq_notify_ring_reset(int qstate_index, QueueStateKey key)
 {
 	Ring *ring = &rings[qstate_index];
 
 	SpinLockAcquire(&ring->mutex);
-	ring->database = database;
-	ring->queue_id = queue_id;
+	ring->key = key;
 	ring->tail = ring->head;
 	ring->lost = 0;
 	SpinLockRelease(&ring->mutex);
@@ -91,7 +82,7 @@ idemq_notify_ring_add(QueueState *qstate, int32 queue_id, const JobNews *news)
 		return;
 	ring = ring_of(qstate);
 	SpinLockAcquire(&ring->mutex);
-	if (!ring_is_of(ring, queue_id))
+	if (!queue_state_key_is(ring->key, queue_id))
 		; /* the queue has just lost its state, and its events with it */
 	else if (ring->head - ring->tail < NEWS_KEPT)
 		ring->news[ring->head++ % NEWS_KEPT] = *news;
@@ -122,7 +113,7 @@ idemq_notify_ring_copy(const QueueState *qstate, int32 queue_id, NewsBatch *batc
 	bool is_own;
 
 	SpinLockAcquire(&ring->mutex);
-	is_own = ring_is_of(ring, queue_id);
+	is_own = queue_state_key_is(ring->key, queue_id);
 	batch->count = 0;
 	batch->until = ring->head;
 	batch->lost = is_own ? ring->lost : 0;
@@ -138,7 +129,7 @@ idemq_notify_ring_sent(const QueueState *qstate, int32 queue_id, const NewsBatch
 	Ring *ring = ring_of(qstate);
 
 	SpinLockAcquire(&ring->mutex);
-	if (ring_is_of(ring, queue_id))
+	if (queue_state_key_is(ring->key, queue_id))
 	{
 		ring->tail = Max(ring->tail, batch->until);
 		ring->lost -= Min(ring->lost, batch->lost);
