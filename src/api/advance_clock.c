@@ -4,13 +4,13 @@
  *		test_clock_ahead.
  *
  * If idemq.test_clock is on, advance_clock moves idemq's clocks ahead (base/clock.c), makes every
- * process that sleeps until some time look at the new time, and returns when the background worker
- * has done everything that came due (shared/processes/clock_call.c).  On a standby, or if
+ * process that sleeps until a certain time read the clock again, and returns when the background
+ * worker has done everything that came due (shared/processes/clock_call.c).  On a standby, or if
  * idemq.worker is off, it only moves the clock.
  *
- * What is due may not get done: another transaction may hold a row, a trigger may raise an error,
- * or there may be no room for a worker.  So advance_clock waits for at most PATIENCE, and then
- * warns of what is left.
+ * Some of this work may be impossible: another transaction may hold a row, a trigger may raise an
+ * error, or all worker processes may be in use.  So advance_clock waits for at most PATIENCE, and
+ * then warns about the remaining work.
  */
 #include "postgres.h"
 

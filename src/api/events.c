@@ -1,32 +1,33 @@
 /*
  * api/events.c
- *		SQL functions await_event, with which an attempt asks for an event, or gives its job back
- *		until the event comes, and send_event, which tells the jobs of a queue of an event.
+ *		SQL functions await_event, which returns an event, or releases the job until the event is
+ *		sent; and send_event, which sends an event to the jobs of a queue.
  *
- * await_event has three answers.  arrived: the event has come; its payload may be NULL.  timed_out:
- * it has not come by the time that the first call set.  waiting: the wait is stored, and the job is
- * released, as by idemq.release.  The attempt does not count, its lease and its permit in
+ * await_event has three outcomes.  arrived: the event has been sent; its payload may be NULL.
+ * timed_out: it was not sent before the deadline that the first call set.  waiting: the wait is
+ * stored, and the job is released, as by idemq.release.  The attempt does not count, its lease and its permit in
  * max_running are free after the commit, and a head of a FIFO group stays the head.  The job's
  * ready_at is the end of the wait, so no timer is needed; send_event sets it to the current time.
  * The next attempt calls await_event again.
  *
- * The answer is a step of the job (table/steps.c): every later call gets the same one, in other
- * attempts too, and the time of a wait begins with the first call.  An event that is there when an
- * attempt asks has arrived, even after the end of the wait, unless the answer was timed_out
- * before.  If the job was asked meanwhile to run once more (on_duplicate => rerun), it continues
- * with its new payload, for which no wait has begun, and is ready at the time that the request
- * asks for.
+ * The outcome is stored as a step of the job (table/steps.c).  So every later call returns the same
+ * outcome, even in other attempts, and a wait begins with the first call.  If the event exists when
+ * an attempt calls await_event, it has arrived, even after the deadline, unless the outcome was
+ * timed_out before.  If the job was asked in the meantime to run once more (on_duplicate => rerun),
+ * it continues with its new payload, for which no wait has begun, and is ready at the requested
+ * time.
  *
  * An event is kept at least for the queue's idempotency_window, so that a job that asks later gets
  * it, too.  During that time the first event of a name counts, and later ones are duplicates.  A
  * duplicate returns the first payload only if row security would show the caller that event.  A
  * role that may only enqueue cannot see payloads; it learns whether its own payload is equal.
  *
- * Each job that waits gets its answer at once (table/events.c).  A job that sleeps for the event
- * is also made ready, by EVENT_RESCHEDULE: after the commit, the scan start is lowered and waiters
- * are woken, as for any job that becomes ready.  A job sleeps for the event if the attempt that
- * waits has given it back, nobody has claimed it since, and its time has not come.  Others are
- * left alone: a job in an attempt asks again, and a job that has failed has its backoff.
+ * send_event stores the outcome for each job that waits (table/events.c).  A job that sleeps until
+ * the event is sent is also made ready, by EVENT_RESCHEDULE: after the commit, the scan start is
+ * lowered and waiters are woken, as for any job that becomes ready.  A job sleeps in this sense if
+ * the waiting attempt has released it, no worker has claimed it since, and its deadline has not
+ * come.  Other jobs do not change: a running job calls await_event again, and a job that has failed
+ * waits for its backoff.
  *
  * Locks of await_event, in this order: the event's name in shared mode, which waits for a
  * transaction that sends the event; the job's row, as for an UPDATE; the step's row.
@@ -34,10 +35,10 @@
  *
  * Locks of send_event, in this order: the queue, so that it is not dropped; the event's name
  * exclusively, which waits for transactions that await or send it; the jobs that wait, in the
- * order of their ids, and their steps.  No transaction holds a sleeping job for long, since no
- * claim takes it.  A job that does not sleep is only locked against deletion, and left out if it
- * is being deleted: if the deletion is rolled back, the job's next attempt finds the event, which
- * is kept.
+ * order of their ids, and their steps.  No transaction holds a sleeping job for long, because claims
+ * do not find it.  A job that does not sleep is only locked against deletion.  If it is being
+ * deleted, it is skipped; if that deletion is rolled back, the job's next attempt finds the event,
+ * which is kept.
  */
 #include "postgres.h"
 

@@ -1,7 +1,7 @@
 /*
  * api/may_see.c
- *		SQL functions by which row-level security and views ask what a role may do; and those
- *		that tell a queue's id from its name, and its name from its id.
+ *		SQL functions that tell row-level security and views what a role may do; and functions that
+ *		convert between a queue's id and its name.
  */
 #include "postgres.h"
 

@@ -1,7 +1,7 @@
 /*
  * api/parents.c
- *		SQL functions about the parents of a job: parents returns what has become of them, and
- *		add_parents lets a running job make a child wait for further parents.
+ *		SQL functions about the parents of a job: parents returns their statuses and results, and
+ *		add_parents lets a running job add parents to a child.
  *
  * A role that may claim from the job's queue, or administer it, sees the results of the job's
  * parents, even if it has no privilege on the queues of the parents: the role that enqueued the job

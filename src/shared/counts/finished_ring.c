@@ -4,30 +4,30 @@
  *		that has a state.
  *
  * A transaction that finishes a job of a queue with notify_finished notes the job's status
- * (txn/pending.c), and adds the job to the ring after its commit, when all sessions can see the
- * row.  What was rolled back, to a savepoint as well, is never added.  A ring that is full counts
- * the jobs that it leaves out (lost).  The worker copies a ring, sends, and removes what it has
- * copied only after the commit of its NOTIFY: if a worker is killed in between, its successor sends
- * twice.  If PostgreSQL refuses the NOTIFY, the copied jobs become lost ones.
+ * (txn/pending.c), and adds the job to the ring after its commit, when all sessions can see the row.
+ * If it is rolled back, even to a savepoint, the job is not added.  A full ring only counts further
+ * jobs (lost).  The worker copies a ring, sends the jobs, and removes them from the ring after the
+ * commit of its NOTIFY.  If the worker is killed in between, its successor sends them again.  If
+ * PostgreSQL refuses the NOTIFY, the copied jobs become lost ones.
  *
- * What is not in memory: the jobs of a prepared transaction, which another session may commit, and
- * rows that were written with triggers off.  Then the ring has unknown set: jobs may have finished,
- * and nobody knows how many (idemq_qstates_unset_database).  A restart empties the rings.  That
- * needs no notification, because it has ended all sessions that listened.
+ * Jobs that memory does not know.  A prepared transaction may be committed by another session, and
+ * rows may be written while triggers are disabled.  Then unknown is set in the ring: an unknown
+ * number of jobs may have finished (idemq_qstates_unset_database).  A restart empties the rings; no
+ * notification is needed for that, because the restart has ended all sessions that listened.
  *
- * Wake-ups.  Only the session that adds to an empty ring calls the worker.  The others need not,
- * because the ring stays waiting until the worker has removed what it copied, and after that
- * the worker looks whether more has come.  A worker that starts looks at all rings.
+ * Wake-ups.  Only a session that adds to an empty ring wakes the worker.  This is enough, because the
+ * ring is not empty until the worker has removed the copied jobs, and after that the worker checks
+ * whether there are more.  A worker that starts checks all rings.
  *
- * A queue state may become another queue's while a session adds to its ring or the worker copies it.
- * Therefore a ring knows its queue, and its functions do nothing for any other queue.
+ * A queue state may get another queue while a session adds to its ring or the worker copies it.
+ * Therefore a ring contains the key of its queue, and its functions do nothing for other queues.
  *
- * Memory: FINISHED_KEPT jobs per queue, 9 bytes each.  The arrays are a part of their own, so a
- * queue without notify_finished never touches theirs, and the kernel gives them no memory unless it
- * uses huge pages.
+ * Memory: FINISHED_KEPT jobs per queue, 9 bytes each.  The arrays are a separate part of shared
+ * memory, so the array of a queue without notify_finished is never touched, and takes no physical
+ * memory unless the kernel uses huge pages.
  *
- * Locks: see src/shared/README.md, level 4.  Each ring's spinlock covers its fields and its array.
- * idemq_finished_ring_add is called after commit: it neither allocates nor raises.
+ * Locks: see src/shared/README.md, level 4.  The spinlock of a ring protects its fields and its
+ * array.  idemq_finished_ring_add is called after commit, and neither allocates nor raises errors.
  */
 #include "postgres.h"
 
@@ -39,18 +39,18 @@
 #include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
 
-/* Every other field is under mutex. */
+/* mutex protects the other fields. */
 typedef struct FinishedRing
 {
 	slock_t mutex;
 	QueueStateKey key;
-	bool unknown; /* jobs may have finished that nobody counted */
-	uint64 head;  /* jobs added so far */
-	uint64 tail;  /* of these, removed */
-	uint64 lost;  /* jobs that were left out, and that no overflow has told yet */
+	bool unknown; /* an unknown number of jobs may have finished */
+	uint64 head;  /* number of jobs added so far */
+	uint64 tail;  /* number of these that were removed */
+	uint64 lost;  /* jobs that found no room, and that no overflow has reported yet */
 } FinishedRing;
 
-/* The job number n of a ring is at n % FINISHED_KEPT. */
+/* Job number n of a ring is at n % FINISHED_KEPT. */
 typedef struct FinishedJobs
 {
 	int64 ids[FINISHED_KEPT];
@@ -60,7 +60,6 @@ typedef struct FinishedJobs
 static FinishedRing *finished_rings = NULL;
 static FinishedJobs *finished_jobs = NULL;
 
-/* Makes the rings; their memory is zeros. */
 static void
 init_finished_rings(int tranche)
 {
@@ -79,14 +78,14 @@ const ShmemPart idemq_finished_jobs_part = {.area = (void **) &finished_jobs,
 											.count = idemq_queue_count,
 											.lies_in = AREA_QUEUES};
 
-/* Returns whether there is something to send; mutex held. */
+/* Returns whether there is something to send. mutex held. */
 static bool
 finished_is_waiting(const FinishedRing *ring)
 {
 	return ring->head != ring->tail || ring->lost > 0 || ring->unknown;
 }
 
-/* Empties the ring of a queue state that this queue gets. */
+/* Empties the ring of a queue state that a queue has just got. */
 void
 idemq_finished_ring_reset(int qstate_index, QueueStateKey key)
 {
@@ -101,8 +100,8 @@ idemq_finished_ring_reset(int qstate_index, QueueStateKey key)
 }
 
 /*
- * Notes that jobs of a queue may have finished which nobody counts.  The caller has the worker look
- * at all queues.
+ * Notes that an unknown number of jobs of a queue may have finished.  The caller makes the worker
+ * check all queues.
  */
 void
 idemq_finished_ring_set_unknown(int qstate_index)
@@ -114,7 +113,7 @@ idemq_finished_ring_set_unknown(int qstate_index)
 	SpinLockRelease(&ring->mutex);
 }
 
-/* Adds a job that has finished with this status, after the commit. */
+/* Adds a job that has finished with a status; called after the commit. */
 void
 idemq_finished_ring_add(QueueState *qstate, int32 queue_id, int64 job_id, JobStatus status)
 {
@@ -158,7 +157,7 @@ idemq_finished_ring_is_waiting(const QueueState *qstate)
 	return waiting;
 }
 
-/* Copies what a queue has to send; returns false if there is nothing. */
+/* Copies the ring of a queue; returns false if there is nothing to send. */
 bool
 idemq_finished_ring_copy(const QueueState *qstate, int32 queue_id, FinishedBatch *batch)
 {
