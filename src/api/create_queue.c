@@ -463,6 +463,13 @@ SQL_FUNCTION(idemq_sql_ensure_queue)
 	return idemq_row_datum(fcinfo, values, nulls);
 }
 
+typedef struct HandlerDifference
+{
+	Datum changes; /* jsonb */
+	bool is_same;
+	bool is_stopped;
+} HandlerDifference;
+
 /*
  * $1: queue, $2: function, $3: role, $4: workers, $5: batch, $6: max_idle.  If the name of a role now
  * belongs to another role, or to none, it is shown as null.
@@ -486,18 +493,10 @@ static SqlStatement compare_handler =
 		 "'max_idle', CASE WHEN max_idle = $6 THEN max_idle ELSE $6 END) "
 		 "FROM pg_proc p JOIN pg_namespace n ON n.oid = pronamespace "
 		 "WHERE p.oid = $2 AND proargtypes::text = '3802') AS wanted) d WHERE queue_id = $1",
-	 .types = {INT4OID, OIDOID, OIDOID, INT4OID, INT4OID, INTERVALOID}};
-
-typedef struct HandlerDifference
-{
-	Datum changes; /* jsonb */
-	bool is_same;
-	bool is_stopped;
-} HandlerDifference;
-
-static const SqlField difference_fields[] = {SQL_FIELD(HandlerDifference, changes),
-											 SQL_FIELD(HandlerDifference, is_same),
-											 SQL_FIELD(HandlerDifference, is_stopped)};
+	 .types = {INT4OID, OIDOID, OIDOID, INT4OID, INT4OID, INTERVALOID},
+	 .fields = (const SqlField[]){SQL_FIELD(HandlerDifference, changes),
+								  SQL_FIELD(HandlerDifference, is_same),
+								  SQL_FIELD(HandlerDifference, is_stopped)}};
 
 /* Returns the function that an argument of set_handler names; 0 if there is none. */
 static Datum
@@ -518,23 +517,14 @@ find_function(const char *name)
 static bool
 ensure_handler_compare(FunctionCallInfo fcinfo, int32 queue_id, HandlerDifference *difference)
 {
-	MemoryContext caller = CurrentMemoryContext;
 	Datum values[] = {Int32GetDatum(queue_id),
 					  find_function(idemq_arg_text(fcinfo, 1, "function", 1000)),
 					  ObjectIdGetDatum(GetUserId()),
 					  PG_GETARG_DATUM(2),
 					  PG_GETARG_DATUM(3),
 					  PG_GETARG_DATUM(4)};
-	SqlScope scope;
-	bool found;
 
-	memset(difference, 0, sizeof(*difference));
-	idemq_spi_begin(&scope);
-	found = idemq_spi_query_latest(&compare_handler, values, NULL) > 0;
-	if (found)
-		idemq_spi_read(0, difference_fields, difference, caller);
-	idemq_spi_end(&scope);
-	return found;
+	return idemq_spi_row(&compare_handler, values, difference, sizeof(*difference));
 }
 
 /* Returns the result row, and warns if the handler is not running. */

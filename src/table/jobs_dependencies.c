@@ -120,7 +120,7 @@ idemq_dependencies_exist(void)
 	Relation rel;
 	bool any;
 
-	if (!OidIsValid(oid)) /* CREATE EXTENSION has not come to it yet */
+	if (!OidIsValid(oid)) /* CREATE EXTENSION is running, and has not created it yet */
 		return false;
 	rel = table_open(oid, AccessShareLock);
 	any = RelationGetNumberOfBlocks(rel) > 0;
@@ -144,7 +144,7 @@ read_failure(Datum name)
 	return (ParentFailure) i;
 }
 
-/* Reads what a child's row in idemq.children says; false when it has none. */
+/* Reads a child's row in idemq.children; returns false if there is none. */
 static bool
 read_child(Snapshot snapshot, int64 child, DependencyLook *look)
 {
@@ -169,7 +169,7 @@ read_child(Snapshot snapshot, int64 child, DependencyLook *look)
 	return found;
 }
 
-/* Reads the parent of the current edge: its row, or what the edge says of it. */
+/* Reads the parent of the current edge: its row, or, if it was deleted, its status from the edge. */
 static void
 read_parent(JobsTable *table, const DependencyScan *edge, DependencyParent *parent)
 {
@@ -196,7 +196,7 @@ has_failed(const DependencyParent *parent)
 	return parent->status == JOB_DEAD || parent->status == JOB_CANCELLED;
 }
 
-/* Returns whether a parent is in the way of a child. */
+/* Returns whether a child must wait for a parent, or must be cancelled because of it. */
 static bool
 is_obstacle(const DependencyParent *parent, ParentFailure on_failure)
 {
@@ -206,10 +206,10 @@ is_obstacle(const DependencyParent *parent, ParentFailure on_failure)
 }
 
 /*
- * Looks at what a child waits for, by the table's snapshot: at its parents in the order of their
- * ids, from the watched one to the first that is in its way.  Returns false when it waits for no
- * parents; that includes a child whose edges have not been restored yet.  What was fetched from the
- * table before is void.
+ * Checks what a child waits for, under the table's snapshot: reads its parents in the order of their
+ * ids, from the watched one to the first obstacle.  Returns false if it waits for no parents; this
+ * includes a child whose edges have not been restored yet.  Rows fetched from the table before are
+ * no longer valid.
  */
 bool
 idemq_dependency_look(JobsTable *table, int64 child, DependencyLook *look)
@@ -238,7 +238,7 @@ idemq_dependency_look(JobsTable *table, int64 child, DependencyLook *look)
 	return any;
 }
 
-/* Returns whether a job waits for parents, by the latest snapshot. */
+/* Returns whether a job waits for parents, under the latest snapshot. */
 bool
 idemq_dependency_waits(int64 child)
 {
@@ -259,8 +259,8 @@ idemq_dependency_waits(int64 child)
 }
 
 /*
- * Finds a parent that is dead or cancelled, or gone as such; false when none is.  What was fetched
- * from the table before is void.
+ * Finds a parent that is dead or cancelled, or was when it was deleted; returns false if there is
+ * none.  Rows fetched from the table before are no longer valid.
  */
 bool
 idemq_dependency_failed_parent(JobsTable *table, int64 child, DependencyParent *parent)
@@ -281,7 +281,7 @@ idemq_dependency_failed_parent(JobsTable *table, int64 child, DependencyParent *
 }
 
 /*
- * Reads a child's row in idemq.children by a snapshot, but not its parents.  Returns false if the job
+ * Reads a child's row in idemq.children under a snapshot, but not its parents.  Returns false if the job
  * waits for no parent.
  */
 bool
@@ -308,7 +308,7 @@ idemq_dependency_row(int64 child, int64 parent)
 	return row;
 }
 
-/* Returns the queue of a job; false when there is no such job. */
+/* Finds the queue of a job; returns false if there is no such job. */
 bool
 idemq_dependency_queue_of(int64 job_id, int32 *queue_id)
 {
@@ -317,7 +317,7 @@ idemq_dependency_queue_of(int64 job_id, int32 *queue_id)
 	return idemq_spi_row(&find_queue, &value, queue_id, sizeof(*queue_id));
 }
 
-/* Begins an empty page of up to max children. */
+/* Creates an empty page with room for max children. */
 static void
 begin_page(DependencyPage *page, int max)
 {
@@ -325,8 +325,8 @@ begin_page(DependencyPage *page, int max)
 }
 
 /*
- * Reads the children of a parent that is dead, cancelled or gone, and are cancelled with it: up to
- * max edges, from a child on.
+ * Reads the children that are cancelled because their parent is dead, cancelled or deleted: up to
+ * max edges, from an id on.
  */
 static void
 read_cancelled(Snapshot snapshot, int64 parent, int64 from, int max, DependencyPage *page)
@@ -360,7 +360,7 @@ read_cancelled(Snapshot snapshot, int64 parent, int64 from, int max, DependencyP
 	idemq_dependency_scan_close(&edge);
 }
 
-/* Reads up to max children of a parent, or of a queue, from a child on. */
+/* Reads up to max children that watch a parent, or are in a queue, from an id on. */
 static void
 read_children(DependencyIndex by, Snapshot snapshot, int64 of, int64 from, int max,
 			  DependencyPage *page)
@@ -387,17 +387,11 @@ read_children(DependencyIndex by, Snapshot snapshot, int64 of, int64 from, int m
 	idemq_dependency_scan_close(&scan);
 }
 
-static int
-compare_children(const void *a, const void *b)
-{
-	return idemq_compare_int64(&((const DependencyChild *) a)->id,
-							   &((const DependencyChild *) b)->id);
-}
-
 /*
- * Reads children that the end of a parent may concern, from a child on: those that watch it and,
- * if it has failed (or is gone), those that are cancelled with it.  max: of rows that are read of
- * either sort.  Pages that follow each other have every child that was visible during all of them.
+ * Reads a page of the children that the end of a parent may affect, from an id on: those that watch
+ * it and, if it has failed (or was deleted), those that are cancelled with it.  max: maximum number
+ * of rows read of either kind.  Consecutive pages contain every child that was visible during all of
+ * them.
  */
 void
 idemq_dependency_children(Snapshot snapshot, int64 parent, bool failed, int64 from, int max,
@@ -424,13 +418,13 @@ idemq_dependency_children(Snapshot snapshot, int64 parent, bool failed, int64 fr
 			page->children[page->count++] = cancelled.children[i];
 	}
 	pfree(cancelled.children);
-	qsort(page->children, page->count, sizeof(DependencyChild), compare_children);
+	qsort(page->children, page->count, sizeof(DependencyChild), idemq_compare_int64);
 	while (count < page->count && (page->is_last || page->children[count].id < page->next))
 		count++;
 	page->count = count;
 }
 
-/* Reads up to max children of a queue, whatever they wait for, from an id on. */
+/* Reads up to max children that are in a queue, from an id on. */
 void
 idemq_dependency_waiting(Snapshot snapshot, int32 queue_id, int64 from, int max,
 						 DependencyPage *page)
@@ -438,7 +432,7 @@ idemq_dependency_waiting(Snapshot snapshot, int32 queue_id, int64 from, int max,
 	read_children(CHILDREN_BY_QUEUE, snapshot, queue_id, from, max, page);
 }
 
-/* Returns the parents of a job, by their ids. */
+/* Returns the parents of a job, in the order of their ids. */
 DependencyGone *
 idemq_dependency_parents(JobsTable *table, int64 child, int *count)
 {
@@ -476,7 +470,7 @@ idemq_dependency_parents(JobsTable *table, int64 child, int *count)
 	return parents;
 }
 
-/* Returns up to max edges behind one, in the order of child and parent. */
+/* Returns up to max edges after one, in the order of child and parent. */
 DependencyEdge *
 idemq_dependency_edges(const DependencyEdge *behind, int max, int *count)
 {
