@@ -33,8 +33,8 @@ static const ShmemPart *const parts[] = {
 	&idemq_leases_part,		   &idemq_lease_sessions_part, &idemq_lease_shares_part,
 	&idemq_buckets_part,	   &idemq_workers_part,		   &idemq_worker_marks_part,
 	&idemq_wake_part,		   &idemq_wanted_room_part,	   &idemq_handlers_part,
-	&idemq_notify_ring_part,   &idemq_unfinished_part,	   &idemq_unfinished_open_part,
-	&idemq_group_room_part,	   &idemq_listeners_part,	   &idemq_finished_rings_part,
+	&idemq_rings_part,		   &idemq_unfinished_part,	   &idemq_unfinished_open_part,
+	&idemq_group_room_part,	   &idemq_listeners_part,	   &idemq_queue_events_part,
 	&idemq_finished_jobs_part,
 };
 

@@ -7,7 +7,7 @@
  * contains a colon, so it is never another queue's ready channel, and with the longest name of a
  * queue it has 63 bytes, which is PostgreSQL's limit.
  *
- * The jobs come from shared/counts/finished_ring.c, to which sessions add them after their commit.
+ * The jobs come from shared/counts/notify_ring.c, to which sessions add them after their commit.
  * Producers and workers never send NOTIFY, and therefore never take the server-wide lock that NOTIFY
  * takes at commit.  As for the ready channel, there are two steps with a commit between them:
  * idemq_announce_send copies the jobs and sends; idemq_announce_ended removes what was sent.
@@ -75,7 +75,7 @@ typedef struct QueueFinished
 	int index;		  /* of the queue state */
 	bool is_known;	  /* the queue was found; if not, it is still being created */
 	bool is_overflow; /* this round sends the overflow; if there are ids, the next one sends them */
-	FinishedBatch batch;
+	RingBatch batch;
 } QueueFinished;
 
 static MemoryContext announce_context = NULL;
@@ -101,7 +101,7 @@ set_member(Bitmapset **set, int index, bool is_member)
 void
 idemq_announce_look(QueueState *qstate)
 {
-	if (idemq_finished_ring_is_waiting(qstate))
+	if (idemq_ring_is_waiting(RING_FINISHED, qstate))
 		set_member(&with_finished, idemq_qstate_index(qstate), true);
 }
 
@@ -135,7 +135,7 @@ copy_finished(void)
 		old = MemoryContextSwitchTo(announce_context);
 		finished = palloc0(sizeof(QueueFinished));
 		/* If the ring is empty, it was noted when the queue state belonged to another queue. */
-		if (idemq_finished_ring_copy(view.qstate, view.queue_id, &finished->batch))
+		if (idemq_ring_copy(RING_FINISHED, view.qstate, view.queue_id, &finished->batch))
 			announced = lappend(announced, finished);
 		MemoryContextSwitchTo(old);
 		finished->qstate = view.qstate;
@@ -150,19 +150,19 @@ copy_finished(void)
 
 /* Adds the ids of the jobs with that status to a payload, if there are any. */
 static void
-add_ids(StringInfo payload, const FinishedBatch *batch, JobStatus status)
+add_ids(StringInfo payload, const RingBatch *batch, JobStatus status)
 {
 	bool any = false;
 
 	for (int i = 0; i < batch->count; i++)
 	{
-		if (batch->statuses[i] != status)
+		if (batch->news[i].what != (int) status)
 			continue;
 		if (any)
 			appendStringInfoChar(payload, ',');
 		else
 			appendStringInfo(payload, ",\"%s\":[", idemq_status_name(status));
-		appendStringInfo(payload, "%lld", (long long) batch->ids[i]);
+		appendStringInfo(payload, "%lld", (long long) batch->news[i].job_id);
 		any = true;
 	}
 	if (any)
@@ -173,7 +173,7 @@ add_ids(StringInfo payload, const FinishedBatch *batch, JobStatus status)
 static void
 announce(const QueueFinished *finished, const QueueInfo *queue)
 {
-	const FinishedBatch *batch = &finished->batch;
+	const RingBatch *batch = &finished->batch;
 	StringInfoData payload;
 
 	initStringInfo(&payload);
@@ -253,10 +253,13 @@ idemq_announce_ended(const QueueStateView *view, bool done)
 
 		if (!done || finished->is_known)
 		{
-			idemq_finished_ring_sent(qstate, finished->queue_id, &finished->batch,
-									 finished->is_overflow, done);
+			idemq_ring_sent(RING_FINISHED, qstate, finished->queue_id, &finished->batch,
+							!done					? RING_REFUSED
+							: finished->is_overflow ? RING_SENT_OVERFLOW
+													: RING_SENT_NEWS);
 			set_member(&had_ids, finished->index,
-					   done && !finished->is_overflow && idemq_finished_ring_is_waiting(qstate));
+					   done && !finished->is_overflow &&
+						   idemq_ring_is_waiting(RING_FINISHED, qstate));
 		}
 		all &= finished->is_known;
 		/* A session that added to a ring with something waiting has not woken this worker. */

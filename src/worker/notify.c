@@ -40,7 +40,7 @@ typedef struct QueueNews
 	int32 queue_id;
 	bool ready;
 	bool known; /* the queue was found; if not, it is still being created */
-	NewsBatch batch;
+	RingBatch batch;
 } QueueNews;
 
 static MemoryContext news_context = NULL;
@@ -57,7 +57,8 @@ idemq_notify_look(QueueState *qstate)
 {
 	MemoryContext old;
 
-	if (idemq_due_at(qstate, DUE_NOTIFY) == PG_INT64_MAX && !idemq_notify_ring_waiting(qstate))
+	if (idemq_due_at(qstate, DUE_NOTIFY) == PG_INT64_MAX &&
+		!idemq_ring_is_waiting(RING_EVENTS, qstate))
 		return;
 	old = MemoryContextSwitchTo(TopMemoryContext);
 	with_news = bms_add_member(with_news, idemq_qstate_index(qstate));
@@ -93,7 +94,7 @@ notify_tell(const QueueNews *news, const QueueInfo *queue)
 
 		Async_Notify(channel,
 					 psprintf("{\"event\":\"%s\",\"queue\":\"%s\",\"id\":%lld,\"attempt\":%d}",
-							  names[event->kind], queue->name, (long long) event->job_id,
+							  names[event->what], queue->name, (long long) event->job_id,
 							  event->attempt));
 	}
 	if (news->batch.lost > 0)
@@ -133,7 +134,7 @@ idemq_notify_send(void)
 		news->queue_id = view.queue_id;
 		IDEMQ_STOP("idemq_notify_copy");
 		news->ready = idemq_due_take(view.qstate, DUE_NOTIFY);
-		idemq_notify_ring_copy(view.qstate, view.queue_id, &news->batch);
+		(void) idemq_ring_copy(RING_EVENTS, view.qstate, view.queue_id, &news->batch);
 	}
 	/* A session that adds something from now on marks the queue state, which is then noted again. */
 	bms_free(with_news);
@@ -172,7 +173,7 @@ idemq_notify_ended(const QueueStateView *view, bool done)
 		if (!idemq_qstate_is_of(news->qstate, news->queue_id))
 			continue;
 		if (sent)
-			idemq_notify_ring_sent(news->qstate, news->queue_id, &news->batch);
+			idemq_ring_sent(RING_EVENTS, news->qstate, news->queue_id, &news->batch, RING_SENT_ALL);
 		else if (news->ready)
 			idemq_due_by(news->qstate, DUE_NOTIFY, 0);
 		if (!sent)
