@@ -38,11 +38,11 @@
 #include "txn/txn.h"
 #include "worker/worker.h"
 
-/* Maximum size of a batch: rows, rows if they are deleted by SQL, and index entries. */
+/* Maximum size of a batch: jobs deleted, jobs deleted by SQL, and ids read. */
 #define BATCH_ROWS 2000
 #define BATCH_ROWS_BY_SQL 50
-#define BATCH_ENTRIES 20000
-/* Number of entries between two checks of whether the slice is over, if no row is deleted. */
+#define BATCH_IDS 20000
+/* Number of ids between two checks of whether the slice is over, if no row is deleted. */
 #define LOOK_EVERY 64
 /* Sweeps take at most 1 / SWEEP_SHARE of the time, and begin at least SWEEP_PAUSE apart. */
 #define SWEEP_SHARE 100
@@ -56,11 +56,11 @@ typedef struct Batch
 {
 	JobsTable table;
 	TimestampTz now;
-	bool bounded; /* it ends after a slice, or after BATCH_ENTRIES */
+	bool bounded; /* it ends after a slice, or after BATCH_IDS */
 	Slice slice;
 	int max_rows;
 	int rows;		 /* number of jobs deleted */
-	int entries;	 /* number of index entries read */
+	int ids_read;	 /* number of ids read */
 	int rows_before; /* rows at the last call of is_over */
 	int64 *ids;		 /* of the deleted jobs */
 	QueueInfo queue; /* of the last row */
@@ -227,7 +227,7 @@ retention_consider(Batch *batch)
 	return DT_NOEND;
 }
 
-/* Called for each index entry: returns whether the batch must end before it. */
+/* Called at each new id: returns whether the batch must end before it. */
 static bool
 is_over(Batch *batch)
 {
@@ -237,8 +237,8 @@ is_over(Batch *batch)
 	if (batch->rows == batch->max_rows)
 		return true;
 	return batch->bounded &&
-		   (batch->entries++ == BATCH_ENTRIES ||
-			((deleted || batch->entries % LOOK_EVERY == 0) && idemq_slice_is_over(&batch->slice)));
+		   (batch->ids_read++ == BATCH_IDS ||
+			((deleted || batch->ids_read % LOOK_EVERY == 0) && idemq_slice_is_over(&batch->slice)));
 }
 
 /*
