@@ -2,25 +2,25 @@
  * table/jobs_dependencies.c
  *		Parents and children: the rows of idemq.dependencies and idemq.children.
  *
- * idemq.dependencies has a row for each child and parent, for as long as the child's row is
- * there.  idemq.children has a row for each child whose parents are not done.  That row goes
- * in the transaction that makes the child pending, or lets it join its group.  A job with such
- * a row is blocked, without a group; or it is cancelled, and blocked again when it is brought
- * back.
+ * idemq.dependencies contains one row per child and parent, for as long as the child's row exists.
+ * idemq.children contains one row per child that still waits for a parent.  The transaction that
+ * makes the child pending, or adds it to its group, deletes that row.  A job with such a row is
+ * blocked, without a group; or it is cancelled, and will be blocked again if it is retried.
  *
- * waits_for is the parent that the child watches: all its parents with lesser ids are done.
- * It only grows, so each parent of a child is looked at once on the way to its release,
- * however many there are and in whichever order they finish.
+ * waits_for is the parent that the child watches: all its parents with smaller ids are done.  It
+ * only grows, so each parent of a child is examined once before the child is released, no matter
+ * how many parents there are and in which order they finish.
  *
- * A parent counts as done when it is completed, and, if the child says run, when it is dead or
- * cancelled.  A parent whose row is gone was completed, unless gone_as says otherwise: idemq
- * deletes no parent for which a child waits (table/jobs_deletable.c).  gone_as says that the parent was dead or
- * cancelled when the child was enqueued, or what it was when SQL deleted it (purge, drop_queue,
- * a DBA).
+ * A parent is done when it has completed, or, if the child's on_parent_failure is run, when it is
+ * dead or cancelled.  A parent whose row does not exist was completed, unless gone_as says
+ * otherwise, because idemq does not delete a parent for which a child waits
+ * (table/jobs_deletable.c).  gone_as says that the parent was dead or cancelled when the child was
+ * enqueued, or contains its status when it was deleted through SQL (purge, drop_queue, a DBA).
  *
  * Flows that grow.  While a job P is running, its worker can add parents to a child C of P with
  * idemq.add_parents (job/add_parents.c).  Let A be a transaction that adds the parent X.  A locks
- * the row of P FOR SHARE until A ends.  So what ends the attempt waits for A, or is part of A.
+ * the row of P FOR SHARE until A ends.  So the transaction that ends the attempt waits for A, or is
+ * A itself.
  *
  * Why waits_for can stay as it is.  A adds X only if C waits, waits_for is at most P's id, and X's
  * id is greater than P's.  So X comes after the parent that C watches, and a look that passes P goes
@@ -31,20 +31,20 @@
  *	   together with A, so the snapshot also shows A's rows.  If A is rolled back, or the savepoint in
  *	   which it called add_parents, its rows and its lock on P disappear together.
  *	 - The snapshot shows an earlier end of P: P had completed, and was run again; or it was dead or
- *	   cancelled, C says run, and P was retried.  A look that has seen that end may still be under way
- *	   when A comes.  Any look that moves a watch or releases a child owns the child's mark
+ *	   cancelled, C says run, and P was retried.  A look that has seen that end may not be over yet
+ *	   when A begins.  Any look that moves a watch or releases a child owns the child's mark
  *	   (shared/groups/groups.c) from before its snapshot until its transaction's end is visible.  So A
  *	   first locks P, then checks that no other session owns the mark, and only then takes the
- *	   snapshot with which it reads C's rows.  That snapshot shows what the looks before it have done:
+ *	   snapshot with which it reads C's rows.  That snapshot shows the results of all earlier looks:
  *	   if one of them has passed P, then C is released or watches a later parent, and A raises 55000.
- *	   A look that comes later sees that P is running.  If another session owns the mark, A waits a
- *	   moment for the worker; if that does not help, A returns locked and adds nothing.  A need not
- *	   check its own looks, since it sees what they have written.  If A itself has brought P back,
- *	   other sessions still see P as done, and A raises 55000.
+ *	   A later look sees that P is running.  If another session owns the mark, A waits a moment for
+ *	   the worker; if that does not help, A returns locked and adds nothing.  A need not check its
+ *	   own looks, because it sees what they have written.  If A itself has retried P, other sessions
+ *	   still see P as done, and A raises 55000.
  *
- * A does not ask whether P has ended before: nothing in its row says so for certain.  A finished job
- * can lose its key and be retried without it, and a job that was cancelled before its first attempt
- * has no history.
+ * A does not check whether P has ended before, because P's row does not always show it.  A finished
+ * job can lose its key and be retried without it, and a job that was cancelled before its first
+ * attempt has no history.
  *
  *		Model: test/model/add_parents.pml.
  *
@@ -69,10 +69,10 @@
  * the other writes.  If both add the same parent, the second one finds that the first one's row is
  * in doubt, and returns locked for that parent.
  *
- * A look at a child goes by the snapshot of the jobs table that the caller has open, like its fetch
- * of the child's own row: it reads all by one snapshot.  Reads go by index and row
- * (table/jobs_dependencies_scan.c), so none reads more than it has to, whatever statistics say.
- * The writes: table/jobs_dependencies_write.c.
+ * A look, that is, an examination of a child, uses the snapshot of the caller's open jobs table, as
+ * the fetch of the child's own row does.  So it reads everything under one snapshot.  Reads use a
+ * given index and read row by row (table/jobs_dependencies_scan.c), so they do not read more rows
+ * than necessary, whatever the statistics say.  table/jobs_dependencies_write.c contains the writes.
  */
 #include "postgres.h"
 
@@ -281,8 +281,8 @@ idemq_dependency_failed_parent(JobsTable *table, int64 child, DependencyParent *
 }
 
 /*
- * Reads a child's row in idemq.children under a snapshot, but not its parents.  Returns false if the job
- * waits for no parent.
+ * Reads a child's row in idemq.children under a snapshot, but not its parents.  Returns false if the
+ * job waits for no parent.
  */
 bool
 idemq_dependency_child(Snapshot snapshot, int64 child, DependencyLook *look)

@@ -144,23 +144,24 @@ idemq_history_due_at(const QueueStateView *view)
 	return due == DT_NOEND ? PG_INT64_MAX : idemq_mono_now() + Max(due - now, 0);
 }
 
-static SqlStatement write_rows = {.text = "SELECT idemq_internal.write_history($1, $2, $3)",
-								  .types = {INT4OID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
+/* $2: the end of the last step of that length, or -infinity. */
+static SqlStatement write_rows =
+	{.text = "SELECT idemq_internal.write_history($1, nullif($2, '-infinity'), $3)",
+	 .types = {INT4OID, TIMESTAMPTZOID, TIMESTAMPTZOID},
+	 .locks = true,
+	 .fields = SQL_SCALAR(int64)};
 
 /* Writes the steps of a length, from the last one written to until; returns whether it wrote a row. */
 static bool
 write_up_to(int step, TimestampTz until)
 {
+	TimestampTz since = written[step] == 0 ? DT_NOBEGIN : written[step];
 	Datum values[] = {Int32GetDatum((int32) (steps[step] / USECS_PER_SEC)),
-					  TimestampTzGetDatum(written[step]), TimestampTzGetDatum(until)};
-	SqlScope scope;
-	bool any;
+					  TimestampTzGetDatum(since), TimestampTzGetDatum(until)};
+	int64 rows;
 
-	idemq_spi_begin(&scope);
-	(void) idemq_spi_run(&write_rows, values, written[step] == 0 ? " n " : NULL);
-	any = DatumGetInt64(idemq_spi_value(0, 1)) > 0;
-	idemq_spi_end(&scope);
-	return any;
+	(void) idemq_spi_row(&write_rows, values, &rows, sizeof(rows));
+	return rows > 0;
 }
 
 /* Task "history": writes the step that has ended, and folds earlier steps. */
