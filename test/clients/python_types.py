@@ -10,6 +10,8 @@ import dataclasses
 import enum
 import json
 import logging
+import threading
+import unittest.mock
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, timezone
@@ -21,6 +23,7 @@ import psycopg
 
 import idemq
 import tap
+import typed
 from idemq import AsyncWorker, Kind, Queue, TypeMismatch, Worker
 from python_common import DSN, Client
 
@@ -577,6 +580,27 @@ class Workers(Client):
         self.assertEqual([[(each.id, each.result) for each in each] for each in got[:3]],
                          [[(parents[0], Receipt("r")), (parents[3], None)], [(parents[1], 4)], [(parents[2], "s")]])  # fmt: skip
         self.assertEqual(got[3], [{"id": "r"}, 4, "s", None])
+
+    def test_the_manual(self):
+        """What doc/usage/python-types.md shows."""
+        for queue in (typed.mail, typed.charges):
+            self.sql("SELECT idemq.drop_queue(name, force => true) FROM idemq.queues WHERE name = %s", queue.name)
+            self.sql("SELECT idemq.create_queue(%s)", queue.name)
+        with self.conn.transaction():
+            self.assertIsNone(typed.order(self.conn))
+        charge, refund = typed.charges.enqueue(self.conn, 12).id, typed.refunds.enqueue(self.conn, {"charge": "x"}).id
+        for work in (typed.work, typed.work_shop):
+            worker = []
+            with unittest.mock.patch.object(typed, "Worker", lambda *args: worker.append(Worker(*args, signals=False)) or worker[0]):
+                thread = threading.Thread(target=work, args=[DSN])
+                thread.start()
+                self.until("SELECT count(*) = 0 FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE q.name = %s AND finished_at IS NULL",
+                           typed.mail.name if work is typed.work else typed.charges.name)  # fmt: skip
+                worker[0].stop()
+                thread.join()
+        self.assertEqual(typed.order(self.conn), typed.Receipt("anna@example.com"))
+        self.assertEqual(typed.charges.result(self.conn, charge).result, typed.Receipt("charge of 12"))
+        self.assertEqual(self.job(refund)[0], "completed")
 
     def test_an_untyped_queue_in_the_list(self):
         plain = Queue(self.queue)
