@@ -176,6 +176,12 @@ class Conversions(Client):
             next: Optional[Local] = None
 
         self.assertEqual(Queue("q", Local).decode({"next": {}}), Local(Local()))
+        deep = None
+        for _ in range(10_000):
+            deep = {"value": 1, "next": deep}
+        self.refused("payload: it contains itself, or is nested too deeply", queue.decode, deep)
+        value.next = value
+        self.refused("payload: it contains itself, or is nested too deeply", queue.encode, value)
 
     def test_what_does_not_fit_is_refused_with_its_path(self):
         when = EVERYTHING.when
@@ -293,6 +299,12 @@ class Conversions(Client):
         class Pair(NamedTuple):
             a: int
 
+        class Meta(type):
+            __hash__ = None
+
+        class Unhashable(metaclass=Meta):
+            pass
+
         class Flags(enum.Flag):
             A = 1
 
@@ -315,7 +327,7 @@ class Conversions(Client):
             def __init__(self, a, other):
                 pass
 
-        for of in (bytes, set[int], set, tuple[int, ...], complex, object, timedelta, Plain, Pair, Flags, Sub, Generic_[int], list, dict, List,
+        for of in (bytes, set[int], set, tuple[int, ...], complex, object, timedelta, Plain, Pair, Flags, Sub, Unhashable, EVERYTHING, Generic_[int], list, dict, List,
                    OrderedDict, namedtuple("N", "a"), Union[int, str], Union[int, str, None], Literal[b"x"], T, type, len, "Address"):  # fmt: skip
             self.undefinable(": ", of)
         self.undefinable(".a: ", Generic_)
@@ -591,7 +603,7 @@ class Workers(Client):
         charge, refund = typed.charges.enqueue(self.conn, 12).id, typed.refunds.enqueue(self.conn, {"charge": "x"}).id
         for work in (typed.work, typed.work_shop):
             worker = []
-            with unittest.mock.patch.object(typed, "Worker", lambda *args: worker.append(Worker(*args, signals=False)) or worker[0]):
+            with unittest.mock.patch("builtins.print"), unittest.mock.patch.object(typed, "Worker", lambda *args: worker.append(Worker(*args, signals=False)) or worker[0]):
                 thread = threading.Thread(target=work, args=[DSN])
                 thread.start()
                 self.until("SELECT count(*) = 0 FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE q.name = %s AND finished_at IS NULL",

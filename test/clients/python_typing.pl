@@ -25,7 +25,7 @@ local $ENV{HOME} = $tmp;
 local $ENV{PYTHONDONTWRITEBYTECODE} = 1;
 plan skip_all => "no pip, or no packages for it: $err"
 	unless IPC::Run::run([ @python, '-m', 'pip', '--no-cache-dir', '--disable-pip-version-check', '--quiet', 'install', '--target', "$tmp/packages",
-		'mypy', 'pyright[nodejs]', 'pydantic>=2', 'ruff' ], '<', \undef, '>', \$out, '2>', \$err);
+		'mypy', 'pyright[nodejs]', 'pydantic>=2', 'ruff', 'psycopg[binary]==3.1.8; python_version < "3.12"' ], '<', \undef, '>', \$out, '2>', \$err);
 local $ENV{PYTHONPATH} = "$tmp/packages:$client";
 
 # A tool says nothing is wrong.
@@ -67,6 +67,7 @@ finds_nothing('pyright: the same', @python, '-m', 'pyright', '-p', "$tmp/checked
 }
 finds_nothing('the shop is formatted by ruff at 100 columns', "$tmp/packages/bin/ruff", 'format', '--no-cache', '--check', '--line-length', 100, $shop);
 
+# With psycopg in C, of about the oldest version that the client accepts.
 my $node = new_server('python', 'idemq.worker' => 'on');
 local $ENV{IDEMQ_DSN} = "dbname=postgres user=postgres connect_timeout=60 host=${\$node->host} port=${\$node->port}";
 reports('python_pydantic.py', 3, [ @python, '-W', 'ignore::ResourceWarning', "$here/python_pydantic.py" ]);
