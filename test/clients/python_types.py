@@ -489,11 +489,11 @@ class Workers(Client):
             seen.append(list(job.payload.to))
             job.payload.to.append("changed")
             if len(seen) == 1:
-                raise psycopg.errors.SerializationFailure
+                conn.execute("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$")
 
-        letters.enqueue(self.conn, Letter(["x"]))
+        job = letters.enqueue(self.conn, Letter(["x"])).id
         idemq.drain(DSN, [letters.inside(send)])
-        self.assertEqual(seen, [["x"], ["x"]])
+        self.assertEqual((seen, self.job(job)[:2]), ([["x"], ["x"]], ("completed", 1)))
 
     def test_hooks_see_typed_values(self):
         letters = self.queue_of(result=Receipt)
