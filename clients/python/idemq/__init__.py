@@ -23,6 +23,7 @@ from psycopg import AsyncConnection, Connection
 from ._arguments import (
     bool_argument,
     optional_text,
+    positive_seconds,
     queue_argument,
     seconds_argument,
     text_argument,
@@ -72,6 +73,7 @@ from ._jobs import (
 )
 from ._links import AsyncLink, ThreadLink
 from ._options import Options, QueueOptions, WorkerOptions, options_of
+from ._portable import enqueue_statement
 from ._producer import Enqueued, NewJob, enqueue, enqueue_many
 from ._queues import Inside, Outside, QueueHandler, TypedHandler, checked_queues, queue_options
 from ._run import Run, Setup
@@ -154,6 +156,7 @@ __all__ = [
     "enqueue_graph",
     "enqueue_many",
     "enqueue_sequenced",
+    "enqueue_statement",
     "ensure_handler",
     "ensure_queue",
     "ensure_topic",
@@ -236,10 +239,10 @@ class _Worker:
             self._handlers = self._several(handlers_by_queue(queue))
         self._queues: tuple[str, ...] = tuple(self._handlers or [queue_argument(queue)])
         if seconds_argument("grace", grace) < 0:
-            raise ValueError("grace must be at least 0 seconds")
+            raise ValueError(f"grace must be at least 0 seconds, not {grace}")
         bool_argument("signals", signals)
-        if give_up_after is not None and seconds_argument("give_up_after", give_up_after) <= 0:
-            raise ValueError("give_up_after must be greater than 0 seconds")
+        if give_up_after is not None:
+            positive_seconds("give_up_after", give_up_after)
         self._options = WorkerOptions(
             dsn, optional_text("name", name), optional_text("wait_dsn", wait_dsn), grace, signals, give_up_after,
             checked_hooks(hooks, self._coroutines, type(self).__name__, self._other),
@@ -265,9 +268,9 @@ class _Worker:
         return self._queues
 
     @property
-    def name(self) -> Optional[str]:
-        """Name of the worker, as passed to the constructor."""
-        return self._options.name
+    def name(self) -> str:
+        """Name of the worker, as shown in idemq.running_jobs and idemq.workers."""
+        return self._options.worker_name
 
     def stop(self) -> None:
         """Start the drain, as SIGTERM does.  A second call ends the grace period.  Any thread may call it."""

@@ -728,7 +728,7 @@ class AttemptRunner:
             if outcome == "committed":
                 closed = self.breaker.succeeded(job.kind if self._by_kind else None)
         if closed:
-            log.info("%s: an attempt has succeeded, so the worker runs %d jobs at a time again", self.options.queue, self.options.concurrency)
+            log.info("%s: an attempt has succeeded, so the worker runs %d jobs at a time again", self.options.queue, self.options.concurrency * self.options.batch)
             self.claims_paused_until = 0.0
         if outcome == "committed":
             self._blocked_in_a_row = 0

@@ -30,6 +30,7 @@ from ._arguments import (
     time_argument,
     time_text,
 )
+from ._producer import Enqueued, errors_of_dead
 from ._statements import Statement, statement
 from ._values import Row, jsonb_parameter
 from .errors import Delay, Key
@@ -87,6 +88,8 @@ class Sequenced(NamedTuple):
     outcome: str
     status: Optional[str]
     result: Any
+    error: Optional[str] = None
+    """The last error of the first job, if this is a duplicate and that job is dead."""
 
 
 class _Named(TypedDict):
@@ -247,7 +250,11 @@ def enqueue_sequenced(
     values.update(
         queue=queue_argument(queue), producer=text_argument("producer", producer), seq=int_argument("seq", seq), payload=Jsonb(payload)
     )
-    return Statement(_ENQUEUE_SEQUENCED, values, lambda rows: Sequenced(*rows[0]))
+    return Statement(_ENQUEUE_SEQUENCED, values, lambda rows: Sequenced(*rows[0]), then=_with_error)
+
+
+def _with_error(added: Any) -> Optional[Statement[Sequenced]]:
+    return errors_of_dead([Enqueued(*added)], lambda all: Sequenced(*all[0]))
 
 
 @statement

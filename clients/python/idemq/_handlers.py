@@ -18,7 +18,7 @@ import types
 from datetime import timedelta
 from typing import Any, Callable, Generic, Mapping, Optional, Sequence, TypeVar, Union
 
-from ._arguments import delay_argument, seconds_argument
+from ._arguments import delay_argument, positive_seconds
 from .errors import Delay, Snooze
 
 log = logging.getLogger("idemq")
@@ -37,9 +37,9 @@ class Kind(Generic[H]):
         backoff: the delay after a failed attempt; or a list of the delays after the first, the second, ... attempt, of which the last
             one repeats.  None means the queue's backoff."""
         if not callable(handler):
-            raise TypeError(f"the handler of a Kind must be a function, not {type(handler).__name__}")
-        if timeout is not None and seconds_argument("timeout", timeout) <= 0:
-            raise ValueError("timeout must be greater than 0 seconds")
+            raise TypeError(f"handler must be a function, not {type(handler).__name__}")
+        if timeout is not None:
+            positive_seconds("timeout", timeout)
         delays: list[Any] = list(backoff) if isinstance(backoff, (list, tuple)) else [backoff]
         if not delays:
             raise ValueError("backoff must not be empty")
@@ -143,9 +143,10 @@ def single_handler(
         handler = by_kind.get(job.kind)
         if handler is not None:
             return handler(job, *args)
+        which = "jobs without a kind" if job.kind is None else f"kind {job.kind}"
         if job.kind not in unknown and len(unknown) < 1000:
             unknown.add(job.kind)
-            log.warning("%s %d: no handler for kind %s, so the worker releases such jobs", job.queue, job.id, job.kind)
-        raise Snooze(delay, f"no handler for kind {job.kind}")
+            log.warning("%s %d: no handler for %s, so the worker releases such jobs", job.queue, job.id, which)
+        raise Snooze(delay, f"no handler for {which}")
 
     return call

@@ -31,7 +31,7 @@ from psycopg import AsyncConnection, Connection
 from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
-from ._arguments import delay_argument, ids_argument, int_argument, seconds_argument, text_argument
+from ._arguments import delay_argument, ids_argument, int_argument, positive_seconds, text_argument
 from ._execution import Execution, ExecutionResult
 from ._handler_connection import HandlerTransaction
 from ._handlers import check_callable, check_parameters, finished_result
@@ -278,7 +278,7 @@ class BaseJob:
 
     async def _begin_step(self, name: str, request: Any, seconds: float) -> tuple[bool, Any, StepCall]:
         """Whether the step is done, with its response; otherwise the argument of call or ask."""
-        until = datetime.now(timezone.utc) + timedelta(seconds=seconds_argument("call_timeout", seconds))
+        until = datetime.now(timezone.utc) + timedelta(seconds=positive_seconds("call_timeout", seconds))
         values = self.id, self.token, text_argument("name", name), Jsonb(request), timedelta(seconds=seconds)
         rows = await self._run.ask_about_job(self, _BEGIN_STEP, values)
         outcome, response, former, begun_at, retry_after, key = rows[0]

@@ -28,14 +28,15 @@ T = TypeVar("T")
 P = TypeVar("P")
 R = TypeVar("R")
 
+# _portable.py reads the type of each parameter.
 _ENQUEUE = """SELECT id, outcome::text, status::text, result
-    FROM idemq.enqueue(%(queue)s, %(payload)s, key => %(key)s, delay => %(delay)s::interval,
-        run_at => %(run_at)s, priority => %(priority)s::int, group_key => %(group_key)s,
+    FROM idemq.enqueue(%(queue)s::text, %(payload)s::jsonb, key => %(key)s::text, delay => %(delay)s::interval,
+        run_at => %(run_at)s::timestamptz, priority => %(priority)s::int, group_key => %(group_key)s::text,
         max_attempts => %(max_attempts)s::int, headers => %(headers)s::jsonb,
         expires_in => %(expires_in)s::interval, key_ttl => %(key_ttl)s::interval,
-        on_duplicate => %(on_duplicate)s, nowait => %(nowait)s, kind => %(kind)s,
+        on_duplicate => %(on_duplicate)s::text, nowait => %(nowait)s::bool, kind => %(kind)s::text,
         max_wait => %(max_wait)s::interval, depends_on => %(depends_on)s::bigint[],
-        on_parent_failure => %(on_parent_failure)s)"""
+        on_parent_failure => %(on_parent_failure)s::text)"""
 
 
 _ENQUEUE_MANY = """SELECT id, outcome::text, status::text, result
@@ -147,7 +148,7 @@ def enqueue(
         "depends_on": None if depends_on is None else ids_argument("depends_on", depends_on),
         "on_parent_failure": text_argument("on_parent_failure", on_parent_failure),
     }
-    return Statement(_ENQUEUE, values, lambda rows: Enqueued(*rows[0]), then=lambda added: _errors_of_dead([added], lambda all: all[0]))
+    return Statement(_ENQUEUE, values, lambda rows: Enqueued(*rows[0]), then=lambda added: errors_of_dead([added], lambda all: all[0]))
 
 
 @statement
@@ -181,10 +182,10 @@ def enqueue_many(
         "depends_on": None if depends_on is None else ids_argument("depends_on", depends_on),
         "on_parent_failure": text_argument("on_parent_failure", on_parent_failure),
     }
-    return Statement(_ENQUEUE_MANY, values, lambda rows: [Enqueued(*row) for row in rows], then=lambda added: _errors_of_dead(added, lambda all: all))
+    return Statement(_ENQUEUE_MANY, values, lambda rows: [Enqueued(*row) for row in rows], then=lambda added: errors_of_dead(added, lambda all: all))
 
 
-def _errors_of_dead(added: list[Enqueued[Any]], answer: Callable[[list[Enqueued[Any]]], T]) -> Optional[Statement[T]]:
+def errors_of_dead(added: list[Enqueued[Any]], answer: Callable[[list[Enqueued[Any]]], T]) -> Optional[Statement[T]]:
     """The statement that adds the errors of dead jobs to the results; None if there are none."""
 
     def with_errors(rows: list[Row]) -> T:

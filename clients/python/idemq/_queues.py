@@ -6,7 +6,7 @@ from typing import Any, Awaitable, Callable, Mapping, Optional, Sequence, Union
 
 from psycopg import AsyncConnection, Connection
 
-from ._arguments import bool_argument, delay_argument, int_argument, seconds_argument
+from ._arguments import bool_argument, classes_argument, count_argument, delay_argument, positive_seconds
 from ._handlers import Kind
 from ._job import AsyncJob, Job
 from ._options import QueueOptions
@@ -26,18 +26,14 @@ def queue_options(
     never_retry: Sequence[type[BaseException]],
 ) -> QueueOptions:
     """The options of a queue.  Raises TypeError for an argument of the wrong type, and ValueError for a number out of range."""
-    if int_argument("concurrency", concurrency) < 1 or int_argument("batch", batch) < 1:
-        raise ValueError("concurrency and batch must be at least 1")
-    if seconds_argument("timeout", timeout) <= 0:
-        raise ValueError("timeout must be greater than 0 seconds")
+    count_argument("concurrency", concurrency)
+    count_argument("batch", batch)
+    positive_seconds("timeout", timeout)
     delay_argument("lease", lease)
     delay_argument("unknown_kind", unknown_kind)
     if attach is not None:
         bool_argument("attach", attach)
-    classes = tuple(never_retry)
-    for each in classes:
-        if not (isinstance(each, type) and issubclass(each, BaseException)):
-            raise TypeError(f"never_retry must contain exception classes, not {each!r}")
+    classes = classes_argument("never_retry", never_retry)
     return QueueOptions(concurrency, batch, lease, timeout, attach, unknown_kind, classes)
 
 

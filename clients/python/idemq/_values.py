@@ -17,7 +17,8 @@ MAX_DOCUMENT = 64 << 20
 """Bytes: the maximum of idemq.max_document."""
 
 _HOW_TO_GET_ONE = {
-    "psycopg2": "psycopg 2 is not supported: connect with psycopg 3, or call the SQL functions",
+    "psycopg2": "psycopg 2 is not supported: connect with psycopg 3, or execute what enqueue_statement(…, style='%s') returns",
+    "asyncpg": "connect with psycopg 3, or await conn.fetchrow(sql, *params) with what enqueue_statement(…) returns",
     "sqlalchemy": "create_engine('postgresql+psycopg://…'), then connection.connection.driver_connection,"
     " or session.connection().connection.driver_connection",
     "django": "connection.ensure_connection(), then connection.connection, with Django 4.2 or later and psycopg 3",
