@@ -94,8 +94,8 @@ def produce(conn: Connection[Any]) -> None:
     nothing.enqueue(conn, 1)  # type: ignore[call-overload]
     plain.enqueue(conn, {"anything": 1})
     many: List[Enqueued[Optional[Receipt]]] = mail.enqueue_many(conn, [{"payload": Mail(["x"]), "key": "k"}, {"payload": Mail([])}])
-    mail.schedule(conn, "name", "* * * * *", Mail(["x"]))
-    mail.schedule(conn, "name", "* * * * *", Other(1))  # type: ignore[call-overload]
+    mail.schedule(conn, "name", "0 0 1 1 *", Mail(["x"]))
+    mail.schedule(conn, "name", "0 0 1 1 *", Other(1))  # type: ignore[call-overload]
     result: Optional[Receipt] = mail.result(conn, 1).result
     results: List[Optional[Receipt]] = [each.result for each in mail.wait_results(conn, [1], timeout="5 s")]
     no_number: Optional[int] = mail.result(conn, 1).result  # type: ignore[assignment]
