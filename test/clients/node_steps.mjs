@@ -204,6 +204,23 @@ test('run: 40001 repeats the handler, whose steps return what is stored', async 
   assert.equal((await jobsOf(q))[0].attempt, 1);
 });
 
+test('run: a repeated handler gets what is stored, even if its first call has changed it', async () => {
+  const q = await queue('', 1);
+  const seen = [];
+  const handler = async (job, db) => {
+    seen.push(structuredClone([job.payload, job.headers, job.checkpoint]));
+    if (seen.length === 1) await job.saveCheckpoint({ pages: [1] });
+    job.payload.items.push('changed');
+    delete job.headers.h;
+    job.checkpoint.pages.push(2);
+    if (seen.length < 3) await db.query("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$");
+  };
+  const payload = JSON.parse('{ "items": ["x", null, 1.5], "__proto__": { "a": true } }');
+  await enqueue(pool, q, payload, { headers: { h: 1 } });
+  assert.deepEqual(await drain(connection, q, handler, { logger }), { committed: 1 });
+  assert.deepEqual(seen, [null, { pages: [1] }, { pages: [1] }].map((checkpoint) => [payload, { h: 1 }, checkpoint]));
+});
+
 test('run: a lost connection between the call and its answer loses no answer', async () => {
   const q = await queue('', 1);
   let calls = 0;

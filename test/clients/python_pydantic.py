@@ -88,6 +88,54 @@ class Models(Client):
         self.refused("payload.total: expected a value that JSON can hold, got the float inf", Queue("q", Cart).encode, CART.model_copy(update={"total": float("inf")}))
         self.assertNotIn("secret", str(self.error(Queue("q", Cart).decode, {"id": "secret"})))
 
+    def test_what_would_not_come_back_is_refused(self):
+        class Writes(pydantic.BaseModel):
+            a: int = pydantic.Field(serialization_alias="b")
+
+        class Reads(pydantic.BaseModel):
+            a: int = pydantic.Field(validation_alias="b")
+
+        class Secret(pydantic.BaseModel):
+            keys: List[pydantic.SecretStr]
+
+        class Shown(Secret):
+            @pydantic.field_serializer("keys", when_used="json")
+            def show(self, keys):
+                return [key.get_secret_value() for key in keys]
+
+        class Raw(pydantic.BaseModel):
+            data: bytes
+
+        class Odd(pydantic.BaseModel):
+            n: int
+
+            @pydantic.field_validator("n")
+            @classmethod
+            def check(cls, n):
+                return {1: n}[n]
+
+        assigned = Item(name="x", price=Decimal(1))
+        assigned.name = 5
+        for expected, value in (
+            ("payload.a: Writes does not read what it writes: Field required", Writes(a=1)),
+            ("payload.b: Reads does not read what it writes: Field required", Reads(b=1)),
+            ("payload: Secret writes a secret as **********; give that field a serializer", Secret(keys=["x"])),
+            ("payload.name: Item does not read what it writes: Input should be a valid string", assigned),
+            ("payload: Raw raised UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in position 0: invalid utf-8", Raw(data=b"\xff")),
+        ):
+            self.refused(expected, Queue("q", type(value)).encode, value)
+        shown = Queue("q", Shown)
+        self.assertEqual(shown.encode(Shown(keys=["x"])), {"keys": ["x"]})
+        self.assertEqual(shown.encode(Shown(keys=["*" * 10])), {"keys": ["*" * 10]})
+        self.refused("payload: Odd raised KeyError: 2", Queue("q", Odd).decode, {"n": 2})
+
+    def test_a_model_must_be_complete(self):
+        class Open(pydantic.BaseModel):
+            next: Optional[Later]  # noqa: F821
+
+        with self.assertRaisesRegex(TypeError, "^queue q: payload: the types of the fields of Open cannot be evaluated: .*Later"):
+            Queue("q", Open)
+
     def error(self, call, *args):
         with self.assertRaises(TypeMismatch) as raised:
             call(*args)

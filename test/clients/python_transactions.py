@@ -105,6 +105,45 @@ class Transactions(Client):
         self.assertEqual(self.drain(always), {"dead": 1})
         self.assertEqual(len(calls), 4)
 
+    def test_a_repeated_handler_gets_what_is_stored(self):
+        """Even if the first call has changed the payload, the headers and the checkpoint: after 40001, and alone after a batch."""
+        seen = []
+
+        def sees(job):
+            seen.append((job.payload["items"][:], dict(job.headers), job.checkpoint and job.checkpoint["pages"][:]))
+            job.payload["items"].append("changed")
+            job.headers.clear()
+
+        def repeated(job, conn):
+            sees(job)
+            if len(seen) == 1:
+                job.save_checkpoint({"pages": [1]})
+            job.checkpoint["pages"].append(2)
+            if len(seen) < 3:
+                conn.execute("DO $$BEGIN RAISE SQLSTATE '40001'; END$$")
+
+        async def repeated_async(job, conn):
+            sees(job)
+            if len(seen) == 1:
+                await job.save_checkpoint({"pages": [1]})
+            job.checkpoint["pages"].append(2)
+            if len(seen) < 3:
+                await conn.execute("DO $$BEGIN RAISE SQLSTATE '40001'; END$$")
+
+        def in_a_batch(job, conn):
+            sees(job)
+            if len(seen) == 2:
+                raise ValueError
+
+        stored = ["x"], {"h": 1}
+        for drain, handler, batch, pages in (
+            (self.drain, repeated, 1, [None, [1], [1]]), (self.drain_async, repeated_async, 1, [None, [1], [1]]), (self.drain, in_a_batch, 2, [None] * 4),
+        ):  # fmt: skip
+            seen.clear()
+            self.add(*[{"items": ["x"]}] * batch, headers={"h": 1})
+            drain(handler, batch=batch)
+            self.assertEqual(seen, [(*stored, each) for each in pages])
+
     def test_a_deferred_constraint_fails_the_attempt(self):
         self.sql("DROP TABLE IF EXISTS deferred; CREATE TABLE deferred (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
 

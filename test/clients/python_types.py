@@ -327,12 +327,33 @@ class Conversions(Client):
             def __init__(self, a, other):
                 pass
 
+        @dataclass(init=False)
+        class NoInit:
+            a: int
+
+        @dataclass
+        class Fewer:
+            a: int
+            b: int = 0
+
+            def __init__(self, a):
+                pass
+
+        @dataclass
+        class ByPosition:
+            a: int
+
+            def __init__(self, a, /):
+                pass
+
         for of in (bytes, set[int], set, tuple[int, ...], complex, object, timedelta, Plain, Pair, Flags, Sub, Unhashable, EVERYTHING, Generic_[int], list, dict, List,
                    OrderedDict, namedtuple("N", "a"), Union[int, str], Union[int, str, None], Literal[b"x"], T, type, len, "Address"):  # fmt: skip
             self.undefinable(": ", of)
         self.undefinable(".a: ", Generic_)
         self.undefinable(".b: ", Init)
         self.undefinable(".other: Own requires this argument", Own)
+        for of, name in ((NoInit, "a"), (Fewer, "b"), (ByPosition, "a")):
+            self.undefinable(f".{name}: {of.__name__} does not accept this field as a keyword argument", of)
         self.undefinable(": the keys of a dict must be str, not int", dict[int, str])
         self.undefinable("[][]: ", dict[str, list[bytes]])
         for bad, path in ((List[Dict[str, Optional[bytes]]], ".inner.bad[][]"), (Union[int, str], ".inner.bad")):
@@ -346,6 +367,28 @@ class Conversions(Client):
             Queue(5)
         with self.assertRaisesRegex(TypeError, "^kind must be a str"):
             Queue("q", int, kind=5)
+
+
+    def test_members_that_cannot_be_hashed(self):
+        class Size(enum.Enum):
+            S = "s"
+            __hash__ = None
+
+        queue = Queue("q", Size)
+        self.assertEqual((queue.encode(Size.S), queue.decode("s")), ("s", Size.S))
+
+    def test_a_mistaken_argument_is_refused_with_the_right_way(self):
+        """Without these errors, a worker would ignore the types."""
+        queue = Queue("q", Letter)
+        inside = queue.inside(lambda job, conn: None)
+        for text, call in (
+            ("queue q: pass what Queue.inside and Queue.outside return in a list, not in a dict", lambda: Worker(DSN, {"q": inside})),
+            ("queue must be the name of a queue as a str, not Inside: give a worker .* a list of what Queue.inside returns", lambda: Worker(DSN, inside)),
+            ("queue must be the name of a queue as a str, not Queue: pass queue.name", lambda: Worker(DSN, queue)),
+            ("queue must be the name of one queue as a str, not list: .* a list of what Queue.inside and Queue.outside return", lambda: Worker(DSN, [queue])),
+        ):  # fmt: skip
+            with self.assertRaisesRegex(TypeError, f"^{text}"):
+                call()
 
 
 class Workers(Client):
@@ -483,17 +526,19 @@ class Workers(Client):
 
     def test_a_repeated_handler_gets_a_new_payload(self):
         letters = self.queue_of()
-        seen = []
+        anything = self.queue_of(dict[str, Any])
+        for queue, payload, list_of in ((letters, Letter(["x"]), lambda payload: payload.to), (anything, {"to": ["x"]}, lambda payload: payload["to"])):
+            seen = []
 
-        def send(job, conn):
-            seen.append(list(job.payload.to))
-            job.payload.to.append("changed")
-            if len(seen) == 1:
-                conn.execute("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$")
+            def send(job, conn):
+                seen.append(list(list_of(job.payload)))
+                list_of(job.payload).append("changed")
+                if len(seen) == 1:
+                    conn.execute("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$")
 
-        job = letters.enqueue(self.conn, Letter(["x"])).id
-        idemq.drain(DSN, [letters.inside(send)])
-        self.assertEqual((seen, self.job(job)[:2]), ([["x"], ["x"]], ("completed", 1)))
+            job = queue.enqueue(self.conn, payload).id
+            idemq.drain(DSN, [queue.inside(send)])
+            self.assertEqual((seen, self.job(job)[:2]), ([["x"], ["x"]], ("completed", 1)))
 
     def test_hooks_see_typed_values(self):
         letters = self.queue_of(result=Receipt)

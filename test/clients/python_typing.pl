@@ -1,7 +1,7 @@
 # What type checkers find in programs with typed queues (typed_errors.py), in the manual's example and in the shop; pydantic models; and
 # that ruff has formatted the shop.
 # slow: needs pip (mypy, pyright, pydantic, ruff)
-# at least 9 assertions
+# at least 11 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -70,6 +70,6 @@ finds_nothing('the shop is formatted by ruff at 100 columns', "$tmp/packages/bin
 # With psycopg in C, of about the oldest version that the client accepts.
 my $node = new_server('python', 'idemq.worker' => 'on');
 local $ENV{IDEMQ_DSN} = "dbname=postgres user=postgres connect_timeout=60 host=${\$node->host} port=${\$node->port}";
-reports('python_pydantic.py', 3, [ @python, '-W', 'ignore::ResourceWarning', "$here/python_pydantic.py" ]);
+reports('python_pydantic.py', 5, [ @python, '-W', 'ignore::ResourceWarning', "$here/python_pydantic.py" ]);
 $node->stop;
 done_testing();

@@ -15,6 +15,18 @@ const abandonInDrain = 2000;
 // setTimeout accepts at most 24 days, and fires at once for a longer time.
 const longestTimer = 2 ** 31 - 1;
 
+/**
+ * A copy of a value that was decoded from JSON. A handler may change it without changing what the handler gets when it runs again. Other values than arrays and
+ * plain objects, which a type parser of the application may have made, are not copied.
+ * @param {any} value @returns {any}
+ */
+export function ownCopy(value) {
+  if (Array.isArray(value)) return value.map(ownCopy);
+  if (typeof value !== 'object' || value === null || Object.getPrototypeOf(value) !== Object.prototype) return value;
+  // Unlike an assignment, this also copies a member named __proto__.
+  return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, ownCopy(each)]));
+}
+
 /** The job that a handler gets. */
 export class Job {
   /** @type {Attempt} */
@@ -203,8 +215,9 @@ export class Attempt {
     this.arrived = [];
     this.unlocked = !transaction.touched;
     // A checkpoint that was saved in a transaction that has been rolled back does not count.
-    this.job.payload = this.row.payload; // a schema may have changed it
-    this.job.checkpoint = this.stored === undefined ? this.row.checkpoint : JSON.parse(this.stored);
+    this.job.payload = ownCopy(this.row.payload);
+    this.job.headers = ownCopy(this.row.headers ?? {});
+    this.job.checkpoint = this.stored === undefined ? ownCopy(this.row.checkpoint) : JSON.parse(this.stored);
   }
 
   /**

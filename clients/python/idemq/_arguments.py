@@ -26,12 +26,20 @@ def optional_text(name: str, value: Any) -> Optional[str]:
     return None if value is None else text_argument(name, value)
 
 
+_INSTEAD_OF_A_NAME = {
+    "Queue": ": pass queue.name, or call the method of the Queue",
+    "Inside": ": give a worker a dict of handlers by queue, or a list of what Queue.inside returns",
+    "Outside": ": give a worker a dict of handlers by queue, or a list of what Queue.outside returns",
+}
+
+
 def queue_argument(value: Any) -> str:
     """The name of one queue."""
     if isinstance(value, (list, tuple, set, frozenset)):
-        raise _refuse("queue", "the name of one queue as a str", value, ": make a separate call for each queue, or give a worker a dict of handlers by queue")
+        hint = ": make a separate call for each queue, or give a worker a dict of handlers by queue or a list of what Queue.inside and Queue.outside return"
+        raise _refuse("queue", "the name of one queue as a str", value, hint)
     if not isinstance(value, str):
-        raise _refuse("queue", "the name of a queue as a str", value)
+        raise _refuse("queue", "the name of a queue as a str", value, _INSTEAD_OF_A_NAME.get(type(value).__name__, ""))
     return str.__str__(value)
 
 

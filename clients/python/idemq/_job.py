@@ -36,7 +36,7 @@ from ._execution import Execution, ExecutionResult
 from ._handler_connection import HandlerTransaction
 from ._handlers import check_callable, check_parameters, finished_result
 from ._links import Link
-from ._values import AnyConnection, Row, json_text, require_connection, storable_text
+from ._values import AnyConnection, Row, json_text, own_copy, require_connection, storable_text
 from .errors import Dead, Delay, Refused, Snooze, StaleToken, Waiting, said, sqlstate, text_of
 
 T = TypeVar("T")
@@ -156,8 +156,8 @@ class BaseJob:
         (self.checkpoint, self._enqueued_at, headers, self.kind, lease, self.unreadable) = row[7:]
         # Only the numbers of an unreadable job are known.  Its attempt fails before its handler is called.
         self.headers = headers if isinstance(headers, dict) else {}
-        self.stored_payload = self.payload
-        """The payload as it was decoded from JSON; that of a Queue has a type."""
+        self._stored_payload, self._stored_headers = self.payload, self.headers
+        """What was decoded from JSON.  The handler gets copies, which it may change, or a payload with a type (Queue)."""
         self._lease = lease / 1000
         self._claimed_at = asked_at
         self._zone = link.zone
@@ -218,7 +218,7 @@ class BaseJob:
     def begin(self, run: JobRunner, conn: Optional[AnyConnection] = None) -> None:
         """Called when a handler starts, possibly again.  conn: its connection, if it has a transaction."""
         self._run, self._conn = run, conn
-        self.checkpoint = self._stored_checkpoint
+        self.payload, self.headers, self.checkpoint = own_copy(self._stored_payload), own_copy(self._stored_headers), own_copy(self._stored_checkpoint)
         self.waiting, self.wait_stored, self._arrived = None, False, []
         self._steps, self.handled = [], False
 
@@ -244,7 +244,7 @@ class BaseJob:
 
     async def _save_checkpoint(self, data: Any) -> None:
         await self._run.ask_about_job(self, _CHECKPOINT, (self.id, self.token, Jsonb(data)))
-        self.checkpoint = self._stored_checkpoint = data
+        self.checkpoint, self._stored_checkpoint = data, own_copy(data)
 
     def _parents_of(self, queue: Optional[ResultsOf[Any]]) -> tuple[Any, ...]:
         name, kind = (None, None) if queue is None else (queue.name, queue.kind)

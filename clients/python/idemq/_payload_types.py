@@ -33,7 +33,7 @@ from decimal import Decimal
 from typing import Any, Callable, Mapping, NoReturn, Optional
 from uuid import UUID
 
-from .errors import TypeMismatch, said
+from .errors import TypeMismatch, said, text_of
 
 _SUPPORTED = (
     "a payload or result consists of dataclasses, TypedDicts, pydantic models, str, int, float, bool, None, datetime, date, UUID, "
@@ -195,13 +195,14 @@ class _Member(Converter):
     def __init__(self, of: type[enum.Enum]) -> None:
         by_value = all(isinstance(member.value, str) for member in of)
         self.of, self.name = of, of.__name__
-        self._text = {member: str.__str__(member.value) if by_value else member.name for member in of}
-        self._member = {text: member for member, text in self._text.items()}
+        # By name, because a class may have members that cannot be hashed.
+        self._text = {member.name: str.__str__(member.value) if by_value else member.name for member in of}
+        self._member = {self._text[member.name]: member for member in of}
 
     def encode(self, value: Any) -> Any:
         if not isinstance(value, self.of):
             self.refuse(value)
-        return self._text[value]
+        return self._text[value.name]
 
     def decode(self, value: Any, strict: bool) -> Any:
         if type(value) is not str:
@@ -344,16 +345,48 @@ class _Model(Converter):
     def encode(self, value: Any) -> Any:
         if type(value) is not self.of:
             self.refuse(value)
-        return _PLAIN[Any].encode(value.model_dump(mode="json", by_alias=True, round_trip=True))
+        try:
+            dumped = value.model_dump(mode="json", by_alias=True, round_trip=True)
+        except RecursionError:
+            raise
+        except Exception as error:
+            raise TypeMismatch(f"{self.name} raised {type(error).__name__}: {said(error)}") from error
+        encoded = _PLAIN[Any].encode(dumped)
+        # A model may write what it does not read, for example if an alias applies to only one of both, or if a field has been assigned
+        # a value of another type.
+        try:
+            back = self.decode(encoded, True)
+        except TypeMismatch as error:
+            raise TypeMismatch(f"{self.name} does not read what it writes: {error.problem}", error.path) from error
+        if _has_mask(encoded) and back != value:
+            raise TypeMismatch(f"{self.name} writes a secret as {_MASK}; give that field a serializer")
+        return encoded
 
     def decode(self, value: Any, strict: bool) -> Any:
         try:
             return self.of.model_validate_json(json.dumps(value))
-        except ValueError as error:
-            # The error of pydantic contains the value, which may be personal.
-            for each in getattr(error, "errors", list)():
-                raise TypeMismatch(each["msg"], "".join(map(_step, each["loc"]))) from None
+        except RecursionError:
             raise
+        except Exception as error:  # validators may raise any error
+            # The error of pydantic contains the value, which may be personal.
+            for each in error.errors() if isinstance(error, _pydantic().ValidationError) else ():
+                raise TypeMismatch(each["msg"], "".join(map(_step, each["loc"]))) from None
+            raise TypeMismatch(f"{self.name} raised {type(error).__name__}: {said(error)}") from error
+
+
+_MASK = "*" * 10
+"""What pydantic writes for a secret that has no serializer."""
+
+
+def _has_mask(encoded: Any) -> bool:
+    if isinstance(encoded, (list, dict)):
+        return any(map(_has_mask, encoded.values() if isinstance(encoded, dict) else encoded))
+    return isinstance(encoded, str) and encoded == _MASK
+
+
+def _pydantic() -> Any:
+    """The module, if the application has imported it."""
+    return sys.modules.get("pydantic")
 
 
 def _step(name: Any) -> str:
@@ -418,6 +451,7 @@ class _Reader:
         if issubclass(of, enum.Enum):
             return None if issubclass(of, enum.Flag) else _Member(of)
         if _is_model(of):
+            _complete(of, path)
             return _Model(of)
         if issubclass(of, dict) and hasattr(of, "__required_keys__"):
             self._made[of] = _TypedDict(of)
@@ -470,8 +504,16 @@ def _is_required(of: Any, name: str, hint: Any) -> bool:
 
 
 def _is_model(of: type[Any]) -> bool:
-    pydantic: Any = sys.modules.get("pydantic")
+    pydantic = _pydantic()
     return pydantic is not None and issubclass(of, pydantic.BaseModel) and hasattr(of, "model_validate_json")
+
+
+def _complete(of: Any, path: str) -> None:
+    """Raises TypeError if the types of a model's fields are not defined."""
+    try:
+        of.model_rebuild()
+    except Exception as error:
+        raise TypeError(f"{path}: the types of the fields of {of.__name__} cannot be evaluated: {text_of(error).splitlines()[0]}") from error
 
 
 def _hints(of: type[Any], path: str) -> dict[str, Any]:
@@ -500,7 +542,12 @@ def _evaluated(of: type[Any]) -> Optional[dict[str, Any]]:
 
 def _check_init(of: type[Any], stored: set[str], path: str) -> None:
     """Raises TypeError if an instance cannot be made from its stored fields."""
-    for name, parameter in inspect.signature(of).parameters.items():
+    parameters = inspect.signature(of).parameters
+    by_name = {name for name, parameter in parameters.items() if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)}
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        for name in sorted(stored - by_name):
+            raise TypeError(f"{path}.{name}: {of.__name__} does not accept this field as a keyword argument, so it cannot be restored")
+    for name, parameter in parameters.items():
         if name not in stored and parameter.default is parameter.empty and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise TypeError(f"{path}.{name}: {of.__name__} requires this argument, which is not a field, so it cannot be stored")
 

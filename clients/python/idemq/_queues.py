@@ -99,5 +99,7 @@ def checked_queues(queues: Mapping[Any, QueueHandler]) -> dict[str, Union[Inside
     for name, handler in queues.items():
         if not isinstance(name, str):
             raise TypeError(f"each queue must be the name of a queue as a str, not {type(name).__name__}")
+        if isinstance(handler, TypedHandler) and handler.bound is not None:
+            raise TypeError(f"queue {name}: pass what Queue.inside and Queue.outside return in a list, not in a dict")
         checked[str.__str__(name)] = handler if isinstance(handler, (Inside, Outside)) else Inside(handler)
     return checked

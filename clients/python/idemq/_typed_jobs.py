@@ -47,11 +47,11 @@ JobTypes = Union[QueueTypes, Mapping[Optional[str], QueueTypes]]
 
 
 def decode_payload(types: Optional[JobTypes], job: BaseJob) -> Optional[Callable[[Any], Any]]:
-    """Decodes the payload of a job before its handler is called, possibly again.  Returns the function that encodes its result, or None."""
+    """Decodes the payload of a job that has begun, before its handler is called.  Returns the function that encodes its result, or None."""
     if types is None:
         return None
     own = types if isinstance(types, QueueTypes) else types.get(job.kind)
     if own is None:
         return None  # there is no handler for this kind
-    job.payload = own.decode_payload(job.stored_payload)
+    job.payload = own.decode_payload(job.payload)
     return own.encode_result

@@ -38,6 +38,22 @@ def require_connection(conn: Any, *classes: type[Any]) -> None:
         )
 
 
+def own_copy(value: Any) -> Any:
+    """A copy of a value that was decoded from JSON.  A handler may change it without changing what the handler gets when it runs again."""
+    try:
+        return _copied(value)
+    except RecursionError:
+        return value
+
+
+def _copied(value: Any) -> Any:
+    if type(value) is dict:
+        return {key: _copied(each) if type(each) in (dict, list) else each for key, each in value.items()}
+    if type(value) is list:
+        return [_copied(each) if type(each) in (dict, list) else each for each in value]
+    return value
+
+
 class EncodedLater(NamedTuple):
     """A result that is converted when it is encoded.  Then an error is treated as one of the JSON encoder."""
 
