@@ -205,7 +205,7 @@ test('run: 40001 repeats the handler, whose steps return what is stored', async 
 });
 
 test('run: a repeated handler gets what is stored, even if its first call has changed it', async () => {
-  const q = await queue('', 1);
+  const q = await queue();
   const seen = [];
   const handler = async (job, db) => {
     seen.push(structuredClone([job.payload, job.headers, job.checkpoint]));
