@@ -28,7 +28,7 @@ const schemas = {
 };
 schemas satisfies { [name: string]: Schema };
 const wrong = { to: ['anna', 7] } as unknown as Mail;
-const says = (where: string) => (error: Error) => error instanceof TypeError && error.message.startsWith(`the payload does not fit its schema: ${where}: `);
+const says = (where: string, what = 'the payload') => (error: Error) => error instanceof TypeError && error.message.startsWith(`${what} does not fit its schema: ${where}: `);
 
 after(() => pool.end());
 
@@ -37,7 +37,7 @@ for (const name of ['zod', 'valibot', 'arktype'] as const) {
     await ensureQueue(pool, name);
     const schema = schemas[name];
     await assert.rejects(enqueue(pool, name, wrong, { schema }), says('payload.to.1'));
-    await assert.rejects(enqueueMany(pool, name, [{ payload: { to: [] } }, { payload: wrong }], { schema }), says('payload.to.1'));
+    await assert.rejects(enqueueMany(pool, name, [{ payload: { to: [] } }, { payload: wrong }], { schema }), says('payload.to.1', 'the payload of job 1'));
     await assertEnqueued(pool, name, { times: 0 });
     const { id } = await enqueue(pool, name, { to: ['anna'] }, { schema });
     assert.deepEqual((await job(pool, id!))!.payload, { to: ['anna'] }, 'it is stored as it was passed');

@@ -4,7 +4,7 @@
 import assert from 'node:assert/strict';
 import { after, before, test } from 'node:test';
 import pg from 'pg';
-import { KeyReused, drain, enqueue, enqueueStatement, ensureQueue } from 'idemq';
+import { KeyReused, drain, enqueue, enqueueMany, enqueueStatement, ensureQueue } from 'idemq';
 
 const connection = JSON.parse(process.env.CONNECTION);
 const pool = new pg.Pool(connection);
@@ -81,6 +81,15 @@ test('what cannot be stored is refused', async () => {
     assert.throws(() => enqueueStatement(q, 1, options), { name: 'TypeError', message: `${Object.keys(options)[0]} contains a NUL character, which PostgreSQL cannot store` });
   }
   assert.throws(() => enqueueStatement('q\0', 1), /^TypeError: queue contains a NUL/);
+  // Otherwise '\ud800' and '\ud801' would be one key.
+  for (const options of [{ key: '\ud800' }, { key: 'a\udc00b' }, { groupKey: '\ud83d' }]) {
+    const [name] = Object.keys(options);
+    const says = { name: 'TypeError', message: `${name} contains half of a surrogate pair, which PostgreSQL cannot store` };
+    assert.throws(() => enqueueStatement(q, 1, options), says);
+    await assert.rejects(enqueue(pool, q, 1, options), says);
+    await assert.rejects(enqueueMany(pool, q, [{ payload: 1, ...options }]), { message: `${name} of job 0${says.message.slice(name.length)}` });
+  }
+  assert.equal((await execute(q, 1, { key: '\u{1f600}' })).outcome, 'accepted');
   // In JSON it is an escape, which the server refuses.
   await assert.rejects(execute(q, 'a\0b'), { code: '22P05' });
   for (const style of Object.keys(styles)) await assert.rejects(execute("'%s :x ? $1", 1, {}, style), { code: 'IQ005', message: /"'%s :x \? \$1"/ });
@@ -96,6 +105,11 @@ test('a schema is checked at once', async () => {
   const schema = (answer) => ({ '~standard': { validate: () => answer } });
   assert.throws(() => enqueueStatement(q, 1, { schema: schema({ issues: [{ message: 'too small', path: ['to'] }] }) }), /payload does not fit its schema: payload.to: too small/);
   assert.throws(() => enqueueStatement(q, 1, { schema: schema(Promise.resolve({ value: 1 })) }), /cannot wait for a schema/);
+  assert.throws(() => enqueueStatement(q, 1, { schema: schema(Promise.reject(new Error('unheard'))) }), /cannot wait for a schema/);
+  await new Promise(setImmediate); // an unhandled rejection would fail this test
+  const wrong = schema({ issues: [{ message: 'too small' }] });
+  assert.throws(() => enqueueStatement(q, 1, { schema: [wrong], kind: 'a' }), /^TypeError: schema must be a Standard Schema, or an object of them by kind, not an array/);
+  await assert.rejects(enqueueMany(pool, q, [{ payload: 1, kind: 'a' }, { payload: 2, kind: 'b' }], { schema: { b: wrong } }), /^TypeError: the payload of job 1 does not fit its schema: payload: too small$/);
   assert.equal((await execute(q, 1, { schema: schema({ value: 1 }) })).outcome, 'accepted');
 });
 

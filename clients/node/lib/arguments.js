@@ -42,7 +42,12 @@ export function optionalName(value, what) {
  * @param {unknown} value @param {string} what @returns {string | null}
  */
 export function optionalKey(value, what) {
-  if (value === null || value === undefined || typeof value === 'string') return value ?? null;
+  if (value === null || value === undefined) return null;
+  if (typeof value === 'string') {
+    // pg would send U+FFFD in its place, and several keys would become the same one.
+    if (/\p{Surrogate}/u.test(value)) throw new TypeError(`${what} contains half of a surrogate pair, which PostgreSQL cannot store`);
+    return value;
+  }
   if (typeof value === 'bigint' || Number.isSafeInteger(value)) return `${value}`;
   return reject(what, 'a string or an integer', value);
 }

@@ -120,7 +120,7 @@ async function addMany(client, queue, jobs, options = {}) {
   checkOptions(options, MANY_OPTIONS, 'enqueueMany');
   jobs.forEach((job, n) => checkOptions(job, NEW_JOB, `job ${n}`));
   checkSchema(options.schema);
-  for (const job of jobs) await validated(options.schema, job.kind, job.payload);
+  for (const [n, job] of jobs.entries()) await validated(options.schema, job.kind, job.payload, `the payload of job ${n}`);
   if (jobs.length === 0) return [];
   /** A member of all jobs. @param {(job: any, what: (name: string) => string) => unknown} of */
   const all = (of) => jobs.map((job, n) => of(job, (name) => `${name} of job ${n}`));
