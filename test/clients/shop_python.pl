@@ -34,7 +34,7 @@ local $ENV{PROVIDER} = $provider->{url};
 my $out = '';
 IPC::Run::run([ '/usr/bin/python3', "$shop/test_shop.py" ], '<', \undef, '>&', \$out, IPC::Run::timeout(200));
 is($? >> 8, 0, 'its tests pass') or diag $out;
-like($out, qr/^Ran 4 tests/m, 'all of them');
+like($out, qr/^Ran 5 tests/m, 'all of them');
 
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');
 $provider->{run}->kill_kill;

@@ -37,7 +37,7 @@ local $ENV{PROVIDER} = $provider->{url};
 my $out = '';
 IPC::Run::run([ 'node', '--test-reporter=tap', "$app/shop.test.js" ], '<', \undef, '>&', \$out, IPC::Run::timeout(200));
 is($? >> 8, 0, 'its tests pass') or diag $out;
-like($out, qr/^# pass 4$/m, 'all of them');
+like($out, qr/^# pass 5$/m, 'all of them');
 
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');
 $provider->{run}->kill_kill;

@@ -20,10 +20,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             with psycopg.connect(os.environ["DSN"]) as db:
                 place(db, charges.decode({**body, "id": self.headers["Idempotency-Key"]}))
             status = 202  # not before it is stored
+        except (TypeError, ValueError, psycopg.DataError):
+            status = 400  # no JSON, not an Order, or an Order that cannot be stored
         except psycopg.Error as error:
-            status = 422 if isinstance(error, KeyReused) else 503
-        except (TypeError, ValueError):
-            status = 400  # no JSON, or not an Order
+            status = 422 if isinstance(error, (KeyReused, psycopg.IntegrityError)) else 503
         self.send_response(status)
         self.end_headers()
 

@@ -11,8 +11,8 @@ from tables import Conn, insert_order, insert_report, mark_paid
 
 def place(db: Conn, order: Order) -> None:
     with db.transaction():
-        insert_order(db, order.id, order.customer, order.amount)
-        charges.enqueue(db, order, key=order.id, group_key=order.customer)
+        if charges.enqueue(db, order, key=order.id, group_key=order.customer).outcome == "accepted":
+            insert_order(db, order.id, order.customer, order.amount)
 
 
 def charge(job: Job[Order], db: Conn) -> Charged:

@@ -55,6 +55,13 @@ class Shop(unittest.TestCase):
         rows = db.execute("SELECT paid, total FROM reports ORDER BY tick DESC LIMIT 1").fetchall()
         self.assertEqual(rows, [(4, 15)])
 
+    def test_5_an_old_request_charges_nobody_again(self) -> None:
+        advance_clock(db, "2 days")  # the key is free again
+        with self.assertRaises(psycopg.IntegrityError):
+            place(db, Order("a", "anna", 12))
+        drain(dsn, handlers)
+        self.assertEqual([each["id"] for each in done("charges")], ["a", "b", "c", "d"])
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -19,7 +19,10 @@ async function answer(request: http.IncomingMessage): Promise<number> {
 }
 
 const server = http.createServer(async (request, response) => {
-  const status = await answer(request).catch((error) => (error instanceof KeyReused ? 422 : 503));
+  const status = await answer(request).catch((error) => {
+    if (error instanceof SyntaxError || /^22/.test(error.code)) return 400; // cannot be stored
+    return error instanceof KeyReused || error.code === '23505' ? 422 : 503;
+  });
   response.writeHead(status, { Connection: 'close' }).end();
 });
 server.listen(process.env.PORT);

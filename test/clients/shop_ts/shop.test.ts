@@ -52,3 +52,14 @@ test('each minute has a report', async () => {
   const { rows } = await pool.query('SELECT paid, total FROM reports ORDER BY tick DESC LIMIT 1');
   assert.deepEqual(rows, [{ paid: '4', total: '15' }]);
 });
+
+test('an old request charges nobody again', async () => {
+  await advanceClock(pool, '2 days'); // the key is free again
+  const order = { id: 'a', customer: 'anna', amount: 12 };
+  await assert.rejects(place(pool, order), { code: '23505' });
+  await drain(dsn, handlers);
+  assert.deepEqual(
+    (await done('charges')).map(({ id }) => id),
+    ['a', 'b', 'c', 'd'],
+  );
+});

@@ -7,8 +7,9 @@ import { insertOrder, insertReport, markPaid, transaction } from './tables.js';
 
 export async function place(pool: Pool, order: Order): Promise<void> {
   await transaction(pool, async (db) => {
-    await insertOrder(db, order);
-    await enqueue(db, 'charges', order, { key: order.id, groupKey: order.customer });
+    const options = { key: order.id, groupKey: order.customer };
+    const { outcome } = await enqueue(db, 'charges', order, options);
+    if (outcome === 'accepted') await insertOrder(db, order);
   });
 }
 

@@ -28,8 +28,7 @@ export async function transaction<T>(pool: Pool, fn: (db: PoolClient) => Promise
 }
 
 export async function insertOrder(db: Queryable, { id, customer, amount }: Order): Promise<void> {
-  const values = [id, customer, amount];
-  await db.query('INSERT INTO orders VALUES ($1, $2, $3) ON CONFLICT DO NOTHING', values);
+  await db.query('INSERT INTO orders VALUES ($1, $2, $3)', [id, customer, amount]);
 }
 
 export async function markPaid(db: Queryable, order: string, charge: string): Promise<void> {
