@@ -1,6 +1,6 @@
 # The shop of doc/tutorials/shop.md in Python (shop_py): strictly typed, at most 60 lines, with SQL in one module; and its own tests.
 # What faults do to it: shop_faults.pl.  That ruff has formatted it: python_typing.pl.
-# at least 6 assertions
+# at least 15 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -35,6 +35,7 @@ my $out = '';
 IPC::Run::run([ '/usr/bin/python3', "$shop/test_shop.py" ], '<', \undef, '>&', \$out, IPC::Run::timeout(200));
 is($? >> 8, 0, 'its tests pass') or diag $out;
 like($out, qr/^Ran 5 tests/m, 'all of them');
+answers_orders('/usr/bin/python3', "$shop/server.py");
 
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');
 $provider->{run}->kill_kill;

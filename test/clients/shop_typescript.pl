@@ -1,7 +1,7 @@
 # The shop of doc/tutorials/shop.md in TypeScript (shop_ts): strictly typed, formatted, at most 60 lines, with SQL in one module; and its
 # own tests.  What faults do to it: shop_faults.pl.
 # slow: needs npm (typescript, prettier)
-# at least 7 assertions
+# at least 16 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -38,6 +38,7 @@ my $out = '';
 IPC::Run::run([ 'node', '--test-reporter=tap', "$app/shop.test.js" ], '<', \undef, '>&', \$out, IPC::Run::timeout(200));
 is($? >> 8, 0, 'its tests pass') or diag $out;
 like($out, qr/^# pass 5$/m, 'all of them');
+answers_orders('node', "$app/server.js");
 
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');
 $provider->{run}->kill_kill;

@@ -26,7 +26,7 @@ mail = Queue("mail", Mail, result=Receipt)
 
 def order(conn: Connection[Any]) -> Optional[Receipt]:
     added = mail.enqueue(conn, Mail(["anna@example.com"]), key="order-42")
-    return added.result  # of a duplicate that has been sent
+    return added.result  # if this is a duplicate, and the mail has been sent
 
 
 def send(job: Job[Mail], conn: Connection[Any]) -> Receipt:

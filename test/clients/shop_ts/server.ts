@@ -20,7 +20,7 @@ async function answer(request: http.IncomingMessage): Promise<number> {
 
 const server = http.createServer(async (request, response) => {
   const status = await answer(request).catch((error) => {
-    if (error instanceof SyntaxError || /^22/.test(error.code)) return 400; // cannot be stored
+    if (/SyntaxError|TypeError/.test(error.name) || /^22/.test(error.code)) return 400;
     return error instanceof KeyReused || error.code === '23505' ? 422 : 503;
   });
   response.writeHead(status, { Connection: 'close' }).end();
