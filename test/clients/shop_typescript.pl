@@ -1,7 +1,7 @@
 # The shop of doc/tutorials/shop.md in TypeScript (shop_ts): strictly typed, formatted, at most 60 lines, with SQL in one module; and its
 # own tests.  What faults do to it: shop_faults.pl.
 # slow: needs npm (typescript, prettier)
-# at least 16 assertions
+# at least 17 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -39,6 +39,11 @@ IPC::Run::run([ 'node', '--test-reporter=tap', "$app/shop.test.js" ], '<', \unde
 is($? >> 8, 0, 'its tests pass') or diag $out;
 like($out, qr/^# pass 5$/m, 'all of them');
 answers_orders('node', "$app/server.js");
+
+# The tutorial installs the client as a link to the checkout.
+system_or_bail('rm', '-rf', "$app/node_modules/idemq");
+symlink "$ENV{IDEMQ_SOURCE}/clients/node", "$app/node_modules/idemq" or die "symlink: $!";
+command_ok([ "$app/node_modules/.bin/tsc", '-p', $app, '--noEmit' ], 'it also passes tsc if the client is a link');
 
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');
 $provider->{run}->kill_kill;
