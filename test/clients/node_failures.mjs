@@ -219,7 +219,7 @@ test('schema: payloads are checked when they are enqueued, and before the handle
   const validate = (value) => (typeof value?.to === 'string' ? { value: { ...value, times: (value.times ?? 0) + 1 } } : { issues: [{ message: 'Expected string', path: ['to', { key: 0 }] }, { message: 'at all' }] });
   const schema = { '~standard': { version: 1, vendor: 'test', validate } };
   const later = { '~standard': { version: 1, vendor: 'test', validate: async (value) => validate(value) } };
-  const says = /^TypeError: the payload does not fit its schema: payload\.to\.0: Expected string; payload: at all$/;
+  const says = /^TypeError: the payload(?: of job 1)? does not fit its schema: payload\.to\.0: Expected string; payload: at all$/;
   const q = await queue(", retry_base => '1 h'");
   await assert.rejects(enqueue(pool, q, { from: 1 }, { schema }), says);
   await assert.rejects(enqueueMany(pool, q, [{ payload: { to: 'anna' } }, { payload: { to: 1 } }], { schema: later }), says);
