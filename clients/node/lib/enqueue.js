@@ -48,12 +48,15 @@ export function json(value, what) {
  */
 export async function rows(client, text, values) {
   checkClient(client);
+  let answer;
   try {
-    const answer = await client.query(text, values);
-    return Array.isArray(answer) ? answer : answer.rows;
+    answer = await client.query(text, values);
   } catch (error) {
     throw typed(error);
   }
+  const all = Array.isArray(answer) ? answer : answer?.rows;
+  if (!Array.isArray(all)) reject("what client's query resolves to", 'the rows, or an object that has rows', answer);
+  return all;
 }
 
 /**
