@@ -5,6 +5,8 @@ For python.pl, which says where the server is (IDEMQ_DSN).
 
 import asyncio
 import concurrent.futures
+import logging
+import os
 import threading
 import time
 import unittest.mock
@@ -32,6 +34,24 @@ class WorkerReports(Client):
             self.until("SELECT count(*) = 0 FROM idemq.jobs WHERE queue_id = idemq.queue_id(%s) AND finished_at IS NULL", self.queue)
             worker.stop()
             self.assertEqual(running.result(), {"committed": 1})
+
+    def test_a_statement_that_is_running_ends_with_the_worker(self):
+        # Such as the report that ends a wait.  In the event loop of an application, nothing may remain of it.
+        async def run():
+            link = idemq._links.AsyncLink("a worker", DSN)
+            asking = [asyncio.ensure_future(link.ask(sql)) for sql in ("SELECT pg_sleep(600)", "SELECT 1")]
+            await asyncio.to_thread(self.until, "SELECT count(*) = 1 FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(600)' AND state = 'active'")
+            await link.end()
+            ended = await asyncio.wait_for(asyncio.gather(*asking, return_exceptions=True), 60)
+            self.assertEqual([type(error) for error in ended], [idemq._links.AnswerLost] * 2)
+            for watched in asyncio.get_running_loop()._selector.get_map().values():
+                os.fstat(watched.fd)  # it is open
+            self.assertFalse(link.usable)
+
+        with self.assertLogs("idemq") as logs:
+            asyncio.run(run())
+            logging.getLogger("idemq").warning("nothing else")
+        self.assertEqual(logs.output, ["WARNING:idemq:nothing else"])
 
     def test_a_worker_reports_itself_and_that_it_is_stopping(self):
         seen = """SELECT program, version <> '', host <> '', queues, concurrency, running, cardinality(jobs), done, state

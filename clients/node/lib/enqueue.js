@@ -3,16 +3,15 @@
 import { checkClient, checkIds, checkName, optionalBoolean, optionalInteger, optionalInterval, optionalKey, optionalName, optionalObject, optionalTime, reject } from './arguments.js';
 import { textOf, typed } from './errors.js';
 import { ENQUEUE as OPTIONS, ENQUEUE_MANY as MANY_OPTIONS, ENQUEUE_STATEMENT as STATEMENT_OPTIONS, NEW_JOB, checkOptions } from './options.js';
-import { checkStyle, inStyle } from './portable.js';
+import { checkStyle, portable } from './portable.js';
 import { checkSchema, validated, validatedNow } from './schema.js';
 import { inject } from './trace.js';
 
-// portable.js reads the name and the type of each parameter.
-const ENQUEUE = `SELECT id::text, outcome::text, status::text, result
+const enqueueIn = portable(`SELECT id::text, outcome::text, status::text, result
   FROM idemq.enqueue(queue => $1::text, payload => $2::jsonb, key => $3::text, delay => $4::interval, run_at => $5::timestamptz,
     priority => $6::int, group_key => $7::text, max_attempts => $8::int, headers => $9::jsonb,
     expires_in => $10::interval, key_ttl => $11::interval, on_duplicate => $12::text, nowait => $13::bool,
-    kind => $14::text, max_wait => $15::interval, depends_on => $16::bigint[], on_parent_failure => $17::text)`;
+    kind => $14::text, max_wait => $15::interval, depends_on => $16::bigint[], on_parent_failure => $17::text)`);
 const ENQUEUE_MANY = `SELECT id::text, outcome::text, status::text, result
   FROM idemq.enqueue_many($1::text, $2::jsonb[], keys => $3::text[], run_ats => $4::timestamptz[], priorities => $5::int[],
     group_keys => $6::text[], delays => $7::interval[], max_attempts => $8::int[], headers => $9::jsonb[],
@@ -49,12 +48,15 @@ export function json(value, what) {
  */
 export async function rows(client, text, values) {
   checkClient(client);
+  let answer;
   try {
-    const answer = await client.query(text, values);
-    return Array.isArray(answer) ? answer : answer.rows;
+    answer = await client.query(text, values);
   } catch (error) {
     throw typed(error);
   }
+  const all = Array.isArray(answer) ? answer : answer?.rows;
+  if (!Array.isArray(all)) reject("what client's query resolves to", 'the rows, or an object that has rows', answer);
+  return all;
 }
 
 /**
@@ -63,7 +65,7 @@ export async function rows(client, text, values) {
  */
 function statement(queue, payload, options, style) {
   const headers = inject(optionalObject(options.headers, 'headers'));
-  return inStyle(ENQUEUE, [
+  return enqueueIn([
     queue,
     json(payload, 'payload'),
     optionalKey(options.key, 'key'),

@@ -69,6 +69,8 @@ _SESSION_INFO = """SELECT who.pid, pg_catalog.current_setting('transaction_read_
     FROM pg_catalog.pg_backend_pid() AS who (pid)"""
 END_SESSION = """SELECT pg_catalog.pg_terminate_backend(a.pid) FROM pg_catalog.pg_stat_get_activity(%s) AS a
     WHERE extract(epoch FROM a.backend_start)::text = %s"""
+_END_STATEMENT_TIMEOUT = 1.0
+"""Seconds for which a statement may go on after its connection was severed."""
 _DEFAULTS = {
     "fallback_application_name": "idemq-python",
     "connect_timeout": 3,
@@ -266,6 +268,9 @@ class Link(Generic[Conn]):
         self.zone: tzinfo = timezone.utc
         """Time zone of the session, used for times."""
         self._asking = False
+        self._statement: Optional["asyncio.Future[Any]"] = None
+        """The statement that is running in the event loop."""
+        self._ended = False
         self.in_use = False
         """Whether a thread is using the connection without ask()."""
         self.answer_timeout: Optional[float] = None
@@ -390,11 +395,14 @@ class Link(Generic[Conn]):
 
     async def _on_connection(self, question: Callable[[Conn], Coroutine[Any, Any, T]], timeout: Optional[float] = None) -> T:
         async with self._ask_lock:
+            if self._ended:
+                raise AnswerLost("the worker has ended")
             conn = await self.ready()
             self._asking = True
             # A separate task, which ends with its connection: since 3.2, psycopg reacts to a cancellation by sending a cancel request
             # and waiting for the outcome.
-            asking = asyncio.ensure_future(question(conn))
+            asking: "asyncio.Future[T]" = asyncio.ensure_future(question(conn))
+            self._statement = asking
             try:
                 await asyncio.wait({asking}, timeout=(self.answer_timeout or ANSWER_TIMEOUT) if timeout is None else timeout)
                 if not asking.done():
@@ -411,7 +419,7 @@ class Link(Generic[Conn]):
                 await self.drop(error)
                 raise AnswerLost(str(error)) from error
             finally:
-                self._asking = False
+                self._asking, self._statement = False, None
                 asking.add_done_callback(_retrieved)
 
     def _log_lost(self, error: Optional[BaseException]) -> None:
@@ -433,7 +441,7 @@ class Link(Generic[Conn]):
         in_use: whether an abandoned thread may be in the middle of a statement.
         """
         conn, self.conn = self.conn, None
-        if error is not None:
+        if error is not None and not self._ended:
             self._log_lost(error)
         if conn is not None and getattr(conn, "silent", False) and self.process is not None:
             self.on_silent(self.process)
@@ -441,6 +449,18 @@ class Link(Generic[Conn]):
             sever(conn)
         elif conn is not None:
             await self._close(conn)
+
+    async def end(self) -> None:
+        """Closes the connection for good, even if the server does not answer.
+
+        A statement that is running ends first.  If its connection were closed under it, its task would never end, and the event loop would
+        keep the number of the closed socket: a connection of the application that gets this number would never hear from its server.
+        """
+        self._ended = True
+        if self.conn is not None and self._statement is not None:
+            sever(self.conn)
+            await asyncio.wait({self._statement}, timeout=_END_STATEMENT_TIMEOUT)
+        await self.drop(in_use=self.in_use)
 
     async def _close(self, conn: Conn) -> None:
         raise NotImplementedError

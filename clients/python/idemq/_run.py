@@ -378,7 +378,7 @@ class Run:
                     executor.link.on_silent = lambda process: None
                 await executor.close()
                 if executor.link is not None:
-                    await executor.link.drop(in_use=executor.link.in_use)
+                    await executor.link.end()
         await shared.close()
 
     def stop(self) -> None:
