@@ -23,7 +23,7 @@ export function reject(what, wanted, value) {
 
 /** A client that can run statements.  It is checked first, because callers forget it most often. @param {unknown} value */
 export function checkClient(value) {
-  if (typeof (/** @type {any} */ (value)?.query) !== 'function') reject('client', "pg's Client or Pool, or the client of a handler", value);
+  if (typeof (/** @type {any} */ (value)?.query) !== 'function') reject('client', "an object with query(text, values), such as pg's Client or Pool, or the client of a handler", value);
 }
 
 /** A name.  An array of one name is refused, because pg would send it as text. @param {unknown} value @param {string} what @returns {string} */

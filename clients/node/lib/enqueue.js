@@ -2,12 +2,14 @@
 
 import { checkClient, checkIds, checkName, optionalBoolean, optionalInteger, optionalInterval, optionalKey, optionalName, optionalObject, optionalTime, reject } from './arguments.js';
 import { textOf, typed } from './errors.js';
-import { ENQUEUE as OPTIONS, ENQUEUE_MANY as MANY_OPTIONS, NEW_JOB, checkOptions } from './options.js';
-import { checkSchema, validated } from './schema.js';
+import { ENQUEUE as OPTIONS, ENQUEUE_MANY as MANY_OPTIONS, ENQUEUE_STATEMENT as STATEMENT_OPTIONS, NEW_JOB, checkOptions } from './options.js';
+import { checkStyle, inStyle } from './portable.js';
+import { checkSchema, validated, validatedNow } from './schema.js';
 import { inject } from './trace.js';
 
+// portable.js reads the name and the type of each parameter.
 const ENQUEUE = `SELECT id::text, outcome::text, status::text, result
-  FROM idemq.enqueue($1::text, $2::jsonb, key => $3::text, delay => $4::interval, run_at => $5::timestamptz,
+  FROM idemq.enqueue(queue => $1::text, payload => $2::jsonb, key => $3::text, delay => $4::interval, run_at => $5::timestamptz,
     priority => $6::int, group_key => $7::text, max_attempts => $8::int, headers => $9::jsonb,
     expires_in => $10::interval, key_ttl => $11::interval, on_duplicate => $12::text, nowait => $13::bool,
     kind => $14::text, max_wait => $15::interval, depends_on => $16::bigint[], on_parent_failure => $17::text)`;
@@ -17,7 +19,7 @@ const ENQUEUE_MANY = `SELECT id::text, outcome::text, status::text, result
     expires_ins => $10::interval[], key_ttls => $11::interval[], on_duplicate => $12::text, nowait => $13::bool,
     kinds => $14::text[], max_wait => $15::interval, depends_on => $16::bigint[], on_parent_failure => $17::text)
   ORDER BY ord`;
-const LAST_ERRORS = 'SELECT id::text, last_error AS error FROM idemq.jobs WHERE id = ANY ($1::bigint[])';
+const LAST_ERRORS = 'SELECT id::text, last_error AS error FROM idemq.jobs WHERE id = ANY ($1::text::bigint[])';
 const defaultPriority = 4;
 
 /** Bytes: the maximum of idemq.max_document. */
@@ -48,24 +50,20 @@ export function json(value, what) {
 export async function rows(client, text, values) {
   checkClient(client);
   try {
-    return (await client.query(text, values)).rows;
+    const answer = await client.query(text, values);
+    return Array.isArray(answer) ? answer : answer.rows;
   } catch (error) {
     throw typed(error);
   }
 }
 
 /**
- * @param {import('../index.js').Queryable} client @param {string} queue @param {unknown} payload
- * @param {import('../index.js').EnqueueOptions} [options] @returns {Promise<any>}
+ * The statement that adds a job.
+ * @param {string} queue @param {unknown} payload @param {import('../index.js').EnqueueOptions} options @param {string} style
  */
-async function add(client, queue, payload, options = {}) {
-  checkClient(client);
-  checkName(queue, 'queue');
-  checkOptions(options, OPTIONS, 'enqueue');
-  checkSchema(options.schema);
-  await validated(options.schema, options.kind, payload);
+function statement(queue, payload, options, style) {
   const headers = inject(optionalObject(options.headers, 'headers'));
-  const [enqueued] = await rows(client, ENQUEUE, [
+  return inStyle(ENQUEUE, [
     queue,
     json(payload, 'payload'),
     optionalKey(options.key, 'key'),
@@ -83,8 +81,32 @@ async function add(client, queue, payload, options = {}) {
     optionalInterval(options.maxWait, 'maxWait'),
     optionalIds(options.dependsOn, 'dependsOn'),
     optionalName(options.onParentFailure, 'onParentFailure') ?? 'cancel',
-  ]);
-  return (await withErrors(client, [enqueued]))[0];
+  ], style);
+}
+
+/**
+ * @param {import('../index.js').Queryable} client @param {string} queue @param {unknown} payload
+ * @param {import('../index.js').EnqueueOptions} [options] @returns {Promise<any>}
+ */
+async function add(client, queue, payload, options = {}) {
+  checkClient(client);
+  checkName(queue, 'queue');
+  checkOptions(options, OPTIONS, 'enqueue');
+  checkSchema(options.schema);
+  await validated(options.schema, options.kind, payload);
+  const { text, values } = statement(queue, payload, options, '$1');
+  return (await withErrors(client, await rows(client, text, values)))[0];
+}
+
+/**
+ * @param {string} queue @param {unknown} payload @param {import('../index.js').EnqueueStatementOptions} [options] @returns {any}
+ */
+function statementFor(queue, payload, options = {}) {
+  checkName(queue, 'queue');
+  checkOptions(options, STATEMENT_OPTIONS, 'enqueueStatement');
+  checkSchema(options.schema);
+  validatedNow(options.schema, options.kind, payload);
+  return statement(queue, payload, options, checkStyle(options.style ?? '$1'));
 }
 
 /**
@@ -128,6 +150,7 @@ async function addMany(client, queue, jobs, options = {}) {
 
 // Their types depend on the queue, which an implementation cannot express.
 export const enqueue = /** @type {typeof import('../index.js').enqueue} */ (/** @type {unknown} */ (add));
+export const enqueueStatement = /** @type {typeof import('../index.js').enqueueStatement} */ (/** @type {unknown} */ (statementFor));
 export const enqueueMany = /** @type {typeof import('../index.js').enqueueMany} */ (/** @type {unknown} */ (addMany));
 
 /** @param {unknown} ids @param {string} what */
@@ -138,6 +161,6 @@ function optionalIds(ids, what) {
 /** Adds the error to each duplicate of a dead job. @param {import('../index.js').Queryable} client @param {any[]} enqueued @returns {Promise<any[]>} */
 export async function withErrors(client, enqueued) {
   const dead = enqueued.filter(({ outcome, status }) => outcome === 'duplicate' && status === 'dead').map(({ id }) => id);
-  const errors = new Map(dead.length === 0 ? [] : (await rows(client, LAST_ERRORS, [dead])).map(({ id, error }) => [id, error]));
+  const errors = new Map(dead.length === 0 ? [] : (await rows(client, LAST_ERRORS, [`{${dead.join(',')}}`])).map(({ id, error }) => [id, error]));
   return enqueued.map((each) => ({ ...each, error: errors.get(each.id) ?? null }));
 }

@@ -11,6 +11,9 @@ export const ENQUEUE = {
   schema: true,
 };
 
+/** @type {Names<import('../index.js').EnqueueStatementOptions>} */
+export const ENQUEUE_STATEMENT = { ...ENQUEUE, style: true };
+
 /** @type {Names<import('../index.js').NewJob>} */
 export const NEW_JOB = { ...MESSAGE, payload: true, key: true, keyTtl: true };
 /** @type {Names<import('../index.js').EnqueueManyOptions>} */

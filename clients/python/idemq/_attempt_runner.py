@@ -38,7 +38,8 @@ from ._job import BaseJob
 from ._links import AnswerLost, AsyncLink, Link, ThreadLink
 from ._options import Options
 from ._shared import DRAIN_SETTLE_TIMEOUT, LOCK_PAUSE, Shared
-from ._values import json_text, jsonb_parameter, storable_text
+from ._typed_jobs import JobTypes, decode_payload
+from ._values import EncodedLater, json_text, jsonb_parameter, storable_text
 from .errors import (
     MAX_TEXT,
     AlreadyCommitted,
@@ -139,7 +140,7 @@ class AttemptRunner:
         options: Options,
         executors: Sequence[Executor],
         handler: Callable[..., Any],
-        kinds: Optional[Mapping[Optional[str], Kind]],
+        kinds: Optional[Mapping[Optional[str], Kind[Any]]],
         once: bool,
         slots: HandlerSlots,
     ) -> None:
@@ -152,6 +153,8 @@ class AttemptRunner:
         self._handler = handler
         self._by_kind = kinds is not None
         self._kinds = kinds or {}
+        self.types: Optional[JobTypes] = None
+        """Types of payloads and results; None if they are not checked."""
         self.breaker = Breaker()
         self.probe: Optional[int] = None
         """Token of the one job that may run while the breaker is open."""
@@ -285,13 +288,14 @@ class AttemptRunner:
     def call(self, job: BaseJob, *conn: Any) -> Any:
         """Calls a handler that is a function."""
         _check_readable(job)
+        encode = decode_payload(self.types, job)
         try:
             result = self._call(job, *conn)
         finally:
             job.handled = True
             end_unless_in(self.shared.process)
         job.check_steps()
-        return result
+        return result if encode is None else EncodedLater(finished_result(result), encode)
 
     def _call(self, job: BaseJob, *conn: Any) -> Any:
         if not _trace.installed() and self.options.hooks.around is None:
@@ -304,13 +308,14 @@ class AttemptRunner:
     async def call_async(self, job: BaseJob, *conn: Any) -> Any:
         """Calls a handler that is a coroutine function."""
         _check_readable(job)
+        encode = decode_payload(self.types, job)
         try:
             result = await self._call_async(job, *conn)
         finally:
             job.handled = True
             end_unless_in(self.shared.process)
         job.check_steps()
-        return result
+        return result if encode is None else EncodedLater(finished_result(result), encode)
 
     async def _call_async(self, job: BaseJob, *conn: Any) -> Any:
         if not _trace.installed() and self.options.hooks.around is None:

@@ -7,7 +7,8 @@ The first argument of each is a connection.  Each call is one statement in its t
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Any, Mapping, NamedTuple, Optional, Sequence, TypedDict, Union
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, Generic, Mapping, NamedTuple, Optional, Sequence, TypedDict, TypeVar, Union
 
 from psycopg.types.json import Jsonb
 
@@ -33,6 +34,8 @@ from ._producer import Enqueued, errors_of_dead
 from ._statements import Statement, statement
 from ._values import Row, jsonb_parameter
 from .errors import Delay, Key
+
+R = TypeVar("R")
 
 _SEND = """SELECT outcome::text, first_payload, same_payload
     FROM idemq.send_event(%(queue)s, %(name)s, %(payload)s::jsonb)"""
@@ -164,8 +167,23 @@ class Flow(NamedTuple):
     """Whether there are more than `most` jobs."""
 
 
-class Result(NamedTuple):
-    """Result of wait_results for one job."""
+if TYPE_CHECKING:
+
+    class Result(NamedTuple, Generic[R]):
+        """Result of wait_results for one job."""
+
+        status: str
+        """completed, dead or cancelled.  Any other status means that the timeout passed first."""
+        result: R
+
+else:  # Python 3.9 and 3.10 have no generic NamedTuple
+
+    class Result(NamedTuple):
+        """Result of wait_results for one job."""
+
+        status: str
+        result: Any
+        __class_getitem__ = classmethod(GenericAlias)
 
     status: str
     """completed, dead or cancelled.  Any other status means that the timeout passed first."""
@@ -320,7 +338,7 @@ def resume_group(
 def wait_results(
     ids: Sequence[int],
     timeout: Delay = 30,
-) -> Statement[list[Result]]:
+) -> Statement[list[Result[Any]]]:
     """Sleep until all these jobs are finished or the timeout has passed.  Returns their results in the order of ids.
 
     The connection must be in autocommit mode and outside a transaction.
@@ -364,7 +382,7 @@ def _member_texts(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
     return {member: value for member, value in members.items() if value is not None or member == "payload"}
 
 
-def _results(rows: list[Row]) -> list[Result]:
+def _results(rows: list[Row]) -> list[Result[Any]]:
     statuses, results = rows[0]
     # psycopg returns an array of an enum as text.
     names = statuses.strip("{}").split(",") if isinstance(statuses, str) else statuses

@@ -16,7 +16,7 @@ import inspect
 import logging
 import types
 from datetime import timedelta
-from typing import Any, Callable, Mapping, Optional, Sequence, TypeVar, Union
+from typing import Any, Callable, Generic, Mapping, Optional, Sequence, TypeVar, Union
 
 from ._arguments import delay_argument, positive_seconds
 from .errors import Delay, Snooze
@@ -24,11 +24,14 @@ from .errors import Delay, Snooze
 log = logging.getLogger("idemq")
 T = TypeVar("T")
 
-class Kind:
+H = TypeVar("H", bound=Callable[..., Any], covariant=True)
+
+
+class Kind(Generic[H]):
     """A handler of one kind of jobs, with a time limit and a backoff of its own."""
 
     def __init__(
-        self, handler: Callable[..., Any], *, timeout: Optional[float] = None, backoff: Union[Delay, Sequence[Delay], None] = None
+        self, handler: H, *, timeout: Optional[float] = None, backoff: Union[Delay, Sequence[Delay], None] = None
     ) -> None:
         """timeout: maximum duration of an attempt in seconds, even if the queue's job_timeout is longer.
         backoff: the delay after a failed attempt; or a list of the delays after the first, the second, ... attempt, of which the last
@@ -49,7 +52,7 @@ class Kind:
         return self._delays[min(attempt, len(self._delays)) - 1]
 
 
-Handlers = Mapping[Optional[str], Union[Callable[..., Any], Kind]]
+Handlers = Mapping[Optional[str], Union[Callable[..., Any], Kind[Any]]]
 """Handlers by kind.  The key None is for jobs without a kind."""
 
 

@@ -157,7 +157,7 @@ def job(id: int) -> Statement[Optional[JobInfo]]:
 
 
 @statement
-def result(id: int) -> Statement[Result]:
+def result(id: int) -> Statement[Result[Any]]:
     """Return the current status and the result of a job without waiting (wait_results waits).  Raises NoSuchJob."""
     return Statement("SELECT status::text, result FROM idemq.result(%(id)s)", {"id": int_argument("id", id)}, lambda rows: Result(*rows[0]))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Callable, NamedTuple, Optional, Sequence, TypedDict, TypeVar
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, Callable, Generic, NamedTuple, Optional, Sequence, TypedDict, TypeVar
 
 from psycopg.types.json import Jsonb
 
@@ -24,15 +25,18 @@ from ._values import Row, jsonb_parameter
 from .errors import Delay, Key
 
 T = TypeVar("T")
+P = TypeVar("P")
+R = TypeVar("R")
 
+# _portable.py reads the type of each parameter.
 _ENQUEUE = """SELECT id, outcome::text, status::text, result
-    FROM idemq.enqueue(%(queue)s, %(payload)s, key => %(key)s, delay => %(delay)s::interval,
-        run_at => %(run_at)s, priority => %(priority)s::int, group_key => %(group_key)s,
+    FROM idemq.enqueue(%(queue)s::text, %(payload)s::jsonb, key => %(key)s::text, delay => %(delay)s::interval,
+        run_at => %(run_at)s::timestamptz, priority => %(priority)s::int, group_key => %(group_key)s::text,
         max_attempts => %(max_attempts)s::int, headers => %(headers)s::jsonb,
         expires_in => %(expires_in)s::interval, key_ttl => %(key_ttl)s::interval,
-        on_duplicate => %(on_duplicate)s, nowait => %(nowait)s, kind => %(kind)s,
+        on_duplicate => %(on_duplicate)s::text, nowait => %(nowait)s::bool, kind => %(kind)s::text,
         max_wait => %(max_wait)s::interval, depends_on => %(depends_on)s::bigint[],
-        on_parent_failure => %(on_parent_failure)s)"""
+        on_parent_failure => %(on_parent_failure)s::text)"""
 
 
 _ENQUEUE_MANY = """SELECT id, outcome::text, status::text, result
@@ -46,22 +50,38 @@ _ENQUEUE_MANY = """SELECT id, outcome::text, status::text, result
 _ERRORS = "SELECT id, last_error FROM idemq.jobs WHERE id = ANY(%(ids)s::bigint[])"
 
 
-class Enqueued(NamedTuple):
-    """Result of enqueue.  For a duplicate, id, status, result and error are those of the first job."""
+if TYPE_CHECKING:
 
-    id: int
-    outcome: str
-    status: str
-    result: Any
-    error: Optional[str] = None
-    """If the first job is dead, its last error; None if you may not see the job."""
+    class Enqueued(NamedTuple, Generic[R]):
+        """Result of enqueue.  For a duplicate, id, status, result and error are those of the first job."""
+
+        id: int
+        outcome: str
+        status: str
+        result: R
+        error: Optional[str] = None
+        """If the first job is dead, its last error; None if you may not see the job."""
+
+    class _Payload(TypedDict, Generic[P]):
+        payload: P
+
+else:  # Python 3.9 and 3.10 have no generic NamedTuple and TypedDict
+
+    class Enqueued(NamedTuple):
+        """Result of enqueue.  For a duplicate, id, status, result and error are those of the first job."""
+
+        id: int
+        outcome: str
+        status: str
+        result: Any
+        error: Optional[str] = None
+        __class_getitem__ = classmethod(GenericAlias)
+
+    class _Payload(TypedDict):
+        payload: Any
 
 
-class _Payload(TypedDict):
-    payload: Any
-
-
-class NewJob(_Payload, total=False):
+class NewJob(_Payload[P], total=False):
     """A job of enqueue_many: payload, and other arguments of enqueue."""
 
     key: Key
@@ -96,7 +116,7 @@ def enqueue(
     max_wait: Optional[Delay] = None,
     depends_on: Optional[Sequence[int]] = None,
     on_parent_failure: str = "cancel",
-) -> Statement[Enqueued]:
+) -> Statement[Enqueued[Any]]:
     """Add a job in the transaction of conn, the first argument.  Await the call if conn is an AsyncConnection.
 
     The job exists once the transaction commits.
@@ -134,14 +154,14 @@ def enqueue(
 @statement
 def enqueue_many(
     queue: str,
-    jobs: Sequence[NewJob],
+    jobs: Sequence[NewJob[Any]],
     *,
     on_duplicate: str = "keep",
     nowait: bool = False,
     max_wait: Optional[Delay] = None,
     depends_on: Optional[Sequence[int]] = None,
     on_parent_failure: str = "cancel",
-) -> Statement[list[Enqueued]]:
+) -> Statement[list[Enqueued[Any]]]:
     """Add many jobs to a queue in one statement, all or none.  Returns the results in the order of jobs.
 
     jobs: a dict for each job, with its payload, and other arguments of enqueue: key, delay, run_at, priority, group_key, max_attempts,
@@ -165,7 +185,7 @@ def enqueue_many(
     return Statement(_ENQUEUE_MANY, values, lambda rows: [Enqueued(*row) for row in rows], then=lambda added: errors_of_dead(added, lambda all: all))
 
 
-def errors_of_dead(added: list[Enqueued], answer: Callable[[list[Enqueued]], T]) -> Optional[Statement[T]]:
+def errors_of_dead(added: list[Enqueued[Any]], answer: Callable[[list[Enqueued[Any]]], T]) -> Optional[Statement[T]]:
     """The statement that adds the errors of dead jobs to the results; None if there are none."""
 
     def with_errors(rows: list[Row]) -> T:

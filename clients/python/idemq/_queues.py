@@ -12,8 +12,8 @@ from ._job import AsyncJob, Job
 from ._options import QueueOptions
 from .errors import Delay
 
-InsideFunction = Union[Callable[[Job, Connection[Any]], Any], Callable[[AsyncJob, AsyncConnection[Any]], Awaitable[Any]]]
-OutsideFunction = Union[Callable[[Job], Any], Callable[[AsyncJob], Awaitable[Any]]]
+InsideFunction = Union[Callable[[Job[Any], Connection[Any]], Any], Callable[[AsyncJob[Any], AsyncConnection[Any]], Awaitable[Any]]]
+OutsideFunction = Union[Callable[[Job[Any]], Any], Callable[[AsyncJob[Any]], Awaitable[Any]]]
 
 
 def queue_options(
@@ -37,13 +37,22 @@ def queue_options(
     return QueueOptions(concurrency, batch, lease, timeout, attach, unknown_kind, classes)
 
 
-class Inside:
+class TypedHandler:
+    """What Inside and Outside have in common, if a Queue has made them."""
+
+    bound: Any = None
+    """The Queue that has made this one."""
+    types: Any = None
+    """The types of the payloads and results (QueueTypes), or a dict of them by kind; None if they are not checked."""
+
+
+class Inside(TypedHandler):
     """Runs a queue's jobs in transactions, as Worker.run does: the handler gets the job and a connection, whose transaction also
     completes the job."""
 
     def __init__(
         self,
-        handler: Union[InsideFunction, Mapping[Optional[str], Union[InsideFunction, Kind]]],
+        handler: Union[InsideFunction, Mapping[Optional[str], Union[InsideFunction, Kind[Any]]]],
         *,
         concurrency: int = 1,
         batch: int = 1,
@@ -59,12 +68,12 @@ class Inside:
         self.options = queue_options(concurrency, batch, lease, timeout, attach, unknown_kind, never_retry)
 
 
-class Outside:
+class Outside(TypedHandler):
     """Runs a queue's jobs without a transaction, as Worker.run_outside does: the handler gets the job, which is completed afterwards."""
 
     def __init__(
         self,
-        handler: Union[OutsideFunction, Mapping[Optional[str], Union[OutsideFunction, Kind]]],
+        handler: Union[OutsideFunction, Mapping[Optional[str], Union[OutsideFunction, Kind[Any]]]],
         *,
         concurrency: int = 1,
         lease: Optional[Delay] = None,
@@ -78,7 +87,7 @@ class Outside:
         self.options = queue_options(concurrency, 1, lease, timeout, attach, unknown_kind, never_retry)
 
 
-QueueHandler = Union[Inside, Outside, InsideFunction, Mapping[Optional[str], Union[InsideFunction, Kind]]]
+QueueHandler = Union[Inside, Outside, InsideFunction, Mapping[Optional[str], Union[InsideFunction, Kind[Any]]]]
 """What a worker does with a queue.  A function or a dict means Inside."""
 
 
