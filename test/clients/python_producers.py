@@ -170,7 +170,7 @@ class Producers(Client):
             ("sqlalchemy.engine.base", "Connection", "driver_connection"),
             ("django.utils.connection", "ConnectionProxy", "connection.ensure_connection"),
             ("psycopg_pool.pool", "ConnectionPool", "with pool.connection"),
-            ("asyncpg.connection", "Connection", "not a asyncpg.connection.Connection$"),
+            ("asyncpg.connection", "Connection", "not a asyncpg.connection.Connection: connect with psycopg 3, or await conn.fetchrow"),
         ):
             other = type(name, (), {"__module__": module})()
             for call in (

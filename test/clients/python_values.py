@@ -43,6 +43,10 @@ def can_decode(document):
 
 NUMBER, NESTED = ("'" + "9" * 5000 + "'", "'" + "[" * 1500 + "]" * 1500 + "'")
 """Documents that jsonb stores, as SQL: an integer of 5,000 digits, 1,500 nested arrays."""
+LIMITED = hasattr(sys, "get_int_max_str_digits")
+"""Whether Python refuses to convert such an integer.  Python 3.9.2 (Debian 11) converts integers of any length."""
+if not LIMITED:
+    NUMBER = NESTED
 BAD = [document for document in (NUMBER, NESTED) if not can_decode(document.strip("'"))]
 """Those that this Python cannot decode.  Since 3.12 its limit for nested arrays is above that of jsonb."""
 
@@ -161,7 +165,7 @@ def nested():
 
 class Results(Client):
     def test_outside_the_job_completes_without_it(self):
-        for result in (nested(), Odd(), OddList([1]), {Odd(): 1}, {"a": object()}, 9**6000, "\ud800"):
+        for result in (nested(), Odd(), OddList([1]), {Odd(): 1}, {"a": object()}, *([9**6000] if LIMITED else []), "\ud800"):
             for concurrency in (1, 3):
                 (bad, good) = self.add(1, 2)
                 with self.assertLogs("idemq", "ERROR"):
