@@ -71,7 +71,7 @@ CREATE VIEW idemq.job_errors WITH (security_barrier) AS
 		ORDER BY t.token DESC LIMIT 1) a ON true
 	CROSS JOIN LATERAL (SELECT idemq_internal.error_sqlstate(a.details, j.last_error) AS sqlstate) s
 	WHERE idemq_internal.may_see(q.queue_id) AND j.last_error IS NOT NULL;
-COMMENT ON VIEW idemq.job_errors IS 'the last error of each job that has failed, also if a later attempt completed the job. Shows queues that you may claim from or administer. Select by job_id, because a query without it reads all jobs.';
+COMMENT ON VIEW idemq.job_errors IS 'the last error of each job that has failed, even if a later attempt completed the job. Shows queues that you may claim from or administer. Select by job_id, because a query without it reads all jobs.';
 COMMENT ON COLUMN idemq.job_errors.job_id IS 'id of the job';
 COMMENT ON COLUMN idemq.job_errors.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.job_errors.kind IS 'kind of the job';
