@@ -102,7 +102,9 @@ static SqlStatement describe_death =
 		 "'last_error', left($4, " MAX_ERROR "), 'attempts', coalesce((SELECT jsonb_agg("
 		 "jsonb_build_object('attempt', a.attempt, 'worker', a.worker, 'claimed_at', a.claimed_at, "
 		 "'ended_at', a.ended_at, 'outcome', a.outcome, 'error', left(a.error, " MAX_ERROR "), "
-		 "'details', CASE WHEN length(a.details::text) <= " MAX_ERROR " THEN a.details END) "
+		 "'details', CASE WHEN length(a.details::text) <= " MAX_ERROR " THEN a.details "
+		 "WHEN jsonb_typeof(a.details) = 'object' AND length((a.details - 'log')::text) <= " MAX_ERROR
+		 " THEN a.details - 'log' END) "
 		 "ORDER BY a.token) FROM (SELECT * FROM idemq.attempts WHERE job_id = $1 "
 		 "ORDER BY token DESC LIMIT " MAX_ATTEMPTS ") a), '[]')) "
 		 "FROM idemq.jobs j WHERE j.id = $1",
