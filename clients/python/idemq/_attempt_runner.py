@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 import logging
 import time
 import traceback
@@ -24,7 +25,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 import psycopg
 from psycopg.types.json import Jsonb
 
-from . import _links, _pipeline, _trace
+from . import _links, _logs, _pipeline, _trace
 from ._execution import Execution, ExecutionResult
 from ._executors import AttemptOver, Executor, Unsettled
 from ._failures import Breaker, is_from_server
@@ -94,6 +95,7 @@ _HOLD_BACK = f"""WITH held AS MATERIALIZED (SELECT idemq.hold_back(%s, %s, least
 """Holds back, then ends the attempt, in one transaction."""
 _RELEASE_MANY = "SELECT outcome::text FROM idemq.release_many(%s, %s)"
 _TRY_COMMIT = "SELECT idemq.try_commit(%s, %s, %s::jsonb)::text"
+_RECORD_DETAILS = "SELECT idemq.record_details(%s, %s, %s::jsonb[])"
 _ASSERT_CURRENT = "SELECT idemq.assert_current(%s, %s)::text"
 _AWAIT_OUTCOME = "SELECT outcome FROM idemq.await_event(%s, %s, %s, %s::interval)"  # without the payload, which Python may be unable to decode
 ENDED_BY_TOKEN = "(a.outcome IN ('failed', 'committed') OR (a.outcome = 'released' AND a.error IS NULL))"
@@ -217,6 +219,8 @@ class AttemptRunner:
             if job._heartbeat_at < self.shared.next_heartbeat:
                 self.call_loop(self.shared.heartbeat_now.set)
             jobs.append(job)
+            if self.options.captures != "off":
+                job.lines = _logs.Lines()
         if jobs:
             self.shared.has_claimed()
         return jobs
@@ -285,9 +289,11 @@ class AttemptRunner:
     def call(self, job: BaseJob, *conn: Any) -> Any:
         """Calls a handler that is a function."""
         _check_readable(job)
+        context = _logs.enter(job)
         try:
             result = self._call(job, *conn)
         finally:
+            _logs.leave(context)
             job.handled = True
             end_unless_in(self.shared.process)
         job.check_steps()
@@ -304,9 +310,11 @@ class AttemptRunner:
     async def call_async(self, job: BaseJob, *conn: Any) -> Any:
         """Calls a handler that is a coroutine function."""
         _check_readable(job)
+        context = _logs.enter(job)
         try:
             result = await self._call_async(job, *conn)
         finally:
+            _logs.leave(context)
             job.handled = True
             end_unless_in(self.shared.process)
         job.check_steps()
@@ -517,6 +525,7 @@ class AttemptRunner:
         """Fails the job or, after a Snooze, a HoldBack or the loss of the server, releases it.  The text of the error is read inside the
         try block, because the error may be of any class.  If the server refuses the hold, the job is released without one.  The first
         100 such attempts in a row do not count, either."""
+        text = self._redacted(text)
         own_server = error is not None and not self.transacts and is_from_server(error, self.shared.control.conn)
 
         def statement(level: int) -> tuple[str, tuple[Any, ...]]:
@@ -537,7 +546,7 @@ class AttemptRunner:
             if own_server and level < 2:
                 end = job.id, MOST_LOSSES, MOST_LOSSES, job.id, job.token, RETRY_LOST_AFTER, job.id, job.token, told, delay
                 return _GIVE_BACK, end
-            more = (details if error is None else _details(error)) if level == 0 else None
+            more = {**(details or {}), **({} if error is None else self._details(error)), **self._log_of(job)} or None if level == 0 else None
             return _FAIL, (job.id, job.token, told, delay, permanent, jsonb_parameter("details", more))
 
         kind_of_error = type(error)
@@ -552,6 +561,33 @@ class AttemptRunner:
             self._report_failure(job, outcome, text, error, now)
         if outcome in ("retrying", "dead") and not self._once:
             self._note_failure(job, error if error is not None else TimeoutError(text), text)
+
+    def _redacted(self, text: str) -> str:
+        return _logs.redacted(self.options.redact, text)
+
+    def _details(self, error: BaseException) -> dict[str, Any]:
+        """The machine-readable details of an error."""
+        lines = self._redacted("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+        details = {"type": type(error).__name__, "trace": storable_text(lines[-MAX_TEXT:])}
+        state = sqlstate(error)
+        return {**details, "sqlstate": storable_text(state)} if state else details
+
+    def _log_of(self, job: BaseJob, utf8: bool = True) -> dict[str, Any]:
+        """The log of an attempt, for its details."""
+        return {} if job.lines is None else job.lines.details(self.options.redact, utf8)
+
+    def records(self, jobs: Sequence[BaseJob], link: Link[Any]) -> list[_pipeline.Step]:
+        """The statement that stores the logs of jobs that the statement before it completes, if there are any.  It must not fail, because the
+        jobs would not be completed."""
+        if self.options.captures != "all":
+            return []
+        # Of another encoding, the server may refuse a character.
+        utf8 = link.conn is not None and link.conn.pgconn.parameter_status(b"server_encoding") == b"UTF8"
+        logs = [(job, log) for job in jobs if (log := self._log_of(job, utf8))]
+        if not logs:
+            return []
+        ids, tokens = _pipeline.numbers(job.id for job, _ in logs), _pipeline.numbers(job.token for job, _ in logs)
+        return [(_pipeline.RECORD_DETAILS, (ids, tokens, _pipeline.texts(json.dumps(log, ensure_ascii=not utf8) for _, log in logs)))]
 
     def _note_failure(self, job: BaseJob, error: BaseException, text: str) -> None:
         with self.lock:
@@ -799,9 +835,10 @@ class AttemptRunner:
 
     def _commit_message(self, ended: Ended, link: Link[Any], executors: int) -> list[_pipeline.Step]:
         ends = self.ends([job for job, _ in ended], [result for _, result in ended])
+        records = self.records([job for job, _ in ended], link)
         if executors == 0 or not self.may_claim():
-            return [(_pipeline.COMMIT_MANY, ends)]
-        return [(_pipeline.COMMIT_MANY_AND_CLAIM, (*ends, *self.claims(link, executors * self.at_once)))]
+            return [(_pipeline.COMMIT_MANY, ends), *records]
+        return [(_pipeline.COMMIT_MANY_AND_CLAIM, (*ends, *self.claims(link, executors * self.at_once))), *records]
 
     def _apply_commit_answers(self, ended: Ended, answers: list[str], asked_at: float, link: Link[Any]) -> list[BaseJob]:
         rows = [_pipeline.read_row(answer, self._loads) for answer in answers]
@@ -859,7 +896,8 @@ class AttemptRunner:
 
         def statement(level: int) -> tuple[str, tuple[Any, ...]]:
             if level > 0 and self.transacts and refused:
-                return _FAIL, (job.id, job.token, storable_text(text_of(refused[0])), None, False, Jsonb(_details(refused[0])))
+                details = {**self._details(refused[0]), **self._log_of(job)}
+                return _FAIL, (job.id, job.token, storable_text(self._redacted(text_of(refused[0]))), None, False, Jsonb(details))
             return _TRY_COMMIT, (job.id, job.token, result if level == 0 else None)
 
         outcome = await self._settle_with(job, statement, refused)
@@ -867,7 +905,17 @@ class AttemptRunner:
             self._record_outcome(job, outcome)
             self._report_failure(job, outcome, text_of(refused[0]), refused[0])
         else:
+            await self._record_log(job, outcome)
             self._report_committed(job, outcome, asked)
+
+    async def _record_log(self, job: BaseJob, outcome: str) -> None:
+        """Stores the log of a job that was committed alone.  The job is completed, even if this fails."""
+        if outcome not in ("committed", "already_committed") or self.options.captures != "all" or not (log_of := self._log_of(job)):
+            return
+        try:
+            await self.shared.within(self.shared.control.ask(_RECORD_DETAILS, ([job.id], [job.token], [Jsonb(log_of)])), _links.ANSWER_TIMEOUT)
+        except (AnswerLost, psycopg.Error, asyncio.TimeoutError) as error:
+            log.warning("%s %d: the log was not stored: %s", self.options.queue, job.id, text_of(error))
 
     def _report_committed(self, job: BaseJob, outcome: str, asked: bool = False) -> None:
         if outcome == "stale" or (outcome == "not_found" and not asked):
@@ -925,10 +973,3 @@ def _is_refused_value(error: BaseException) -> bool:
     state = sqlstate(error)
     return state[:2] in ("22", "54") if state else not isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError, OSError))
 
-
-def _details(error: BaseException) -> dict[str, Any]:
-    """The machine-readable details for idemq.attempts."""
-    lines = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    details = {"type": type(error).__name__, "trace": storable_text(lines[-MAX_TEXT:])}
-    state = sqlstate(error)
-    return {**details, "sqlstate": storable_text(state)} if state else details

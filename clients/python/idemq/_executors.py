@@ -105,6 +105,9 @@ class Runner(ExecutionRunner, Protocol):
     def ends(self, jobs: Sequence[BaseJob], results: Sequence[Optional[str]]) -> _pipeline.Values:
         ...
 
+    def records(self, jobs: Sequence[BaseJob], link: Link[Any]) -> list[_pipeline.Step]:
+        ...
+
     def committed(self, execution: Execution) -> None:
         ...
 
@@ -203,9 +206,12 @@ class _TransactionExecutor(Executor):
         transaction = execution.handler_transaction
         assert transaction is not None
         self._quick = transaction.used and transaction.quick
+        records = run.records(execution.jobs, link)
+        execution.committed_after = len(records) + 2
         if self.pending or not run.may_claim():
-            return [(_pipeline.COMMIT_MANY_OR_RAISE, ended), (_pipeline.COMMIT, ())]
-        steps: list[_pipeline.Step] = [(_pipeline.COMMIT_MANY_AND_CLAIM_OR_RAISE, (*ended, *run.claims(link, run.options.batch))), (_pipeline.COMMIT, ())]
+            return [(_pipeline.COMMIT_MANY_OR_RAISE, ended), *records, (_pipeline.COMMIT, ())]
+        end = _pipeline.COMMIT_MANY_AND_CLAIM_OR_RAISE, (*ended, *run.claims(link, run.options.batch))
+        steps: list[_pipeline.Step] = [end, *records, (_pipeline.COMMIT, ())]
         if self._quick and conn.has_hold_claimed and conn.named and run.options.batch == 1 and psycopg.Pipeline.is_supported():
             steps += [(_pipeline.BEGIN, ()), (_pipeline.HOLD_CLAIMED, ())]
         return steps
@@ -344,7 +350,7 @@ class AsyncTransactionExecutor(_TransactionExecutor, AsyncExecutor):
             try:
                 answers = await conn.run_own(_pipeline.exchange(conn, steps, conn.named), execution.own_limit(conn))
             except psycopg.Error as error:
-                answers = _answers_after_commit(error)
+                answers = _answers_after_commit(error, execution)
             if self._committed(run, execution, conn, self.link, answers):
                 await self._roll_back(conn)
             return _committed_result()
@@ -481,7 +487,7 @@ class ThreadTransactionExecutor(_TransactionExecutor, ThreadExecutor):
             try:
                 answers = conn.run_own(_pipeline.exchange(conn, steps, conn.named), execution.own_limit(conn))
             except psycopg.Error as error:
-                answers = _answers_after_commit(error)
+                answers = _answers_after_commit(error, execution)
             if self._committed(run, execution, conn, self.link, answers):
                 self._roll_back(conn)
             return _committed_result()
@@ -504,9 +510,9 @@ def _committed_result() -> ExecutionResult:
     return end
 
 
-def _answers_after_commit(error: psycopg.Error) -> list[str]:
+def _answers_after_commit(error: psycopg.Error, execution: Execution) -> list[str]:
     """The answers up to an error that came after COMMIT.  Raises an error that came before."""
-    if getattr(error, "done", 0) < 2:
+    if getattr(error, "done", 0) < execution.committed_after:
         raise error
     answers: list[str] = getattr(error, "answers")
     return answers

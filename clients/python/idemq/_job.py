@@ -20,6 +20,7 @@ from ._execution import Execution, ExecutionResult
 from ._handler_connection import HandlerTransaction
 from ._handlers import check_callable, check_parameters, finished_result
 from ._links import Link
+from ._logs import Lines, redacted
 from ._values import AnyConnection, Row, json_text, require_connection, storable_text
 from .errors import Dead, Delay, Refused, Snooze, StaleToken, Waiting, said, sqlstate, text_of
 
@@ -74,6 +75,8 @@ class Parent(NamedTuple):
 
 class JobRunner(Protocol):
     """The functions of the worker (AttemptRunner) with which a job makes requests over the shared connection."""
+
+    options: Any
 
     async def ask_about_job(self, job: BaseJob, sql: str, values: Any, anyway: bool = False) -> list[Row]:
         ...
@@ -136,6 +139,8 @@ class BaseJob:
         """Names of the steps that are under way."""
         self.handled = False
         """Whether the handler has ended, so that it must begin no step."""
+        self.lines: Optional[Lines] = None
+        """The log lines of this attempt, if they are captured."""
         self._renew_lease(asked_at)
 
     @property
@@ -260,7 +265,7 @@ class BaseJob:
         return stored
 
     async def _refuse_step(self, name: str, error: BaseException) -> None:
-        await self._report_step(_REFUSE_STEP, name, storable_text(said(error)))
+        await self._report_step(_REFUSE_STEP, name, storable_text(redacted(self._run.options.redact, said(error))))
 
     async def _report_step(self, sql: str, name: str, value: Any) -> list[Row]:
         return await self._run.ask_about_job(self, sql, {"id": self.id, "token": self.token, "name": name, "value": value}, anyway=True)
