@@ -5,6 +5,7 @@ import { Breaker } from './breaker.js';
 import { textOf } from './errors.js';
 import { Outside, singleHandler } from './handlers.js';
 import { Attempt } from './job.js';
+import { Lines } from './logs.js';
 import { OutsideAttempts } from './outside.js';
 import { validated } from './schema.js';
 import { RELEASE_MANY } from './statements.js';
@@ -14,7 +15,7 @@ import { Transactions } from './transactions.js';
 
 /** What the queues of a worker share.
  * @typedef {{
- *   name: string, logger: import('../index.js').Logger, hooks: import('./hooks.js').Hooks, server: import('./connection.js').Server,
+ *   name: string, logger: import('../index.js').Logger, jobLogger: import('../index.js').Logger, captureLogs: 'off' | 'failed' | 'all', redact: (text: string) => string, hooks: import('./hooks.js').Hooks, server: import('./connection.js').Server,
  *   control: import('./connection.js').Link, stopping: AbortSignal, once: boolean, pooled: boolean,
  *   slots: import('./transactions.js').TransactionSlots, links: import('./outside.js').OutsideLinks,
  *   shardSlots: import('./handler-slots.js').ShardSlots | undefined, running: Set<Attempt>, counts: Record<string, number>,
@@ -64,6 +65,8 @@ export class Consumer {
     this.queue = queue;
     this.way = way;
     this.logger = shared.logger;
+    this.captureLogs = way.captureLogs ?? shared.captureLogs;
+    this.redact = shared.redact;
     this.server = shared.server;
     this.control = shared.control;
     this.stopping = shared.stopping;
@@ -121,6 +124,7 @@ export class Consumer {
         asked, lease: this.lease, timeout: this.#timeout, ofQueue: this.#timeoutOfQueue,
         ofKind: 1000 * (this.way.kind(row.kind)?.timeout ?? Infinity), link: this.#mode.link(),
         strict: this.outside, warn: (text) => this.logger.warn(text),
+        logger: this.#shared.jobLogger, lines: this.captureLogs === 'off' ? undefined : new Lines(), redact: this.redact,
       });
       attempt.leaseSession = this.#attachedTo(session);
       attempt.leaseSession?.attempts.add(attempt);

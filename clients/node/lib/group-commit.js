@@ -2,6 +2,7 @@
 // repeated after a lost answer, the outcome is already_committed.
 
 import { sqlstate, textOf } from './errors.js';
+import { recordsOf } from './logs.js';
 import { endStale } from './settle.js';
 import { COMMIT_MANY, COMMIT_MANY_AND_CLAIM, jobFromRow } from './statements.js';
 
@@ -97,7 +98,10 @@ export class GroupCommit {
       const asked = Date.now();
       const claim = wants > 0 && this.worker.mayClaim;
       const given = this.worker.claimArguments(session, wants);
-      const { rows, error } = await session.send([claim ? { ...COMMIT_MANY_AND_CLAIM, values: [...pairs, ...given] } : { ...COMMIT_MANY, values: pairs }]);
+      const { rows, error } = await session.send([
+        claim ? { ...COMMIT_MANY_AND_CLAIM, values: [...pairs, ...given] } : { ...COMMIT_MANY, values: pairs },
+        ...recordsOf(done.map(({ attempt }) => attempt), this.worker, session.utf8),
+      ]);
       if (error) throw error;
       return { rows: rows[0], asked, session };
     });

@@ -4,6 +4,7 @@ import { checkClient, checkId, checkIds, checkName, optionalInterval } from './a
 import { Cancelled, Snooze, Waiting, typed } from './errors.js';
 import { json } from './enqueue.js';
 import { finishedResult } from './handlers.js';
+import { inJob, jobLog } from './logs.js';
 import { ADD_PARENTS, AWAIT_EVENT, CHECKPOINT, PARENTS } from './statements.js';
 import { step } from './step.js';
 import { traced } from './trace.js';
@@ -58,6 +59,11 @@ export class Job {
     return this.#attempt.signal;
   }
 
+  /** @type {import('../index.js').JobLog} */
+  get log() {
+    return this.#attempt.log;
+  }
+
   /** @type {import('../index.js').Job['saveCheckpoint']} */
   async saveCheckpoint(data, client) {
     if (client !== undefined && client !== null) checkClient(client);
@@ -103,7 +109,7 @@ export class Job {
   /** @type {import('../index.js').Job['step']} */
   step(name, call, options = {}) {
     const warn = (/** @type {string} */ text) => this.#attempt.warn(`idemq: ${this.#attempt.name}: ${text}`);
-    const answer = this.#attempt.step(name, () => this.#attempt.apart('step', (ask) => step(this, ask, name, call, options, warn)));
+    const answer = this.#attempt.step(name, () => this.#attempt.apart('step', (ask) => step(this, ask, name, call, options, warn, this.#attempt.redact)));
     answer.catch(() => {}); // of a step that is not awaited
     return answer;
   }
@@ -121,6 +127,8 @@ export class Attempt {
   #onCancel;
   /** @type {((ms: number) => void) | undefined} */
   #abandonIn;
+  /** @type {import('../index.js').JobLog | undefined} */
+  #log;
   #notice;
   #timeoutName;
   /** Why the handler must stop. @type {Cancelled['why'] | undefined} */
@@ -160,14 +168,19 @@ export class Attempt {
    * @param {any} row of a claim @param {string} queue
    * @param {{
    *   asked: number, lease: number, timeout: number, ofQueue?: boolean, ofKind?: number, strict?: boolean,
-   *   link?: import('./connection.js').Link, warn?: (text: string) => void,
+   *   link?: import('./connection.js').Link, warn?: (text: string) => void, logger?: import('../index.js').Logger,
+   *   lines?: import('./logs.js').Lines, redact?: (text: string) => string,
    * }} of asked: when the claim was sent; lease, timeout: milliseconds; ofQueue: whether the timeout is the queue's
    *   job_timeout, at which the server takes the job back; ofKind: the timeout of its kind; strict: whether a lease that may have ended always counts as lost, because
    *   the handler cannot lock its job; link: for checkpoints and steps of outside handlers
    */
-  constructor(row, queue, { asked, lease, timeout, ofQueue = false, ofKind = Infinity, strict = false, link, warn = () => {} }) {
+  constructor(row, queue, { asked, lease, timeout, ofQueue = false, ofKind = Infinity, strict = false, link, warn = () => {}, logger = console, lines, redact = (text) => text }) {
     this.row = row;
     this.warn = warn;
+    this.logger = logger;
+    /** The log lines of this attempt, if they are captured. */
+    this.lines = lines;
+    this.redact = redact;
     this.lease = lease;
     this.strict = strict;
     this.#link = link;
@@ -188,6 +201,10 @@ export class Attempt {
       if (this.reason) this.#controller.abort(this.reason);
     }
     return this.#controller.signal;
+  }
+
+  get log() {
+    return (this.#log ??= jobLog(this.job, this.logger, () => this.lines));
   }
 
   get name() {
@@ -328,7 +345,7 @@ export class Attempt {
     if (this.row.unreadable) throw this.row.unreadable;
     this.ends = Date.now() + this.timeout;
     arm();
-    const running = traced(this.job, async () => finishedResult(await handler()));
+    const running = inJob(this.job, () => traced(this.job, async () => finishedResult(await handler())));
     const end = () => void (this.ended = true);
     running.then(end, end);
     try {

@@ -15,7 +15,8 @@ export async function settle(worker, link, attempt, error) {
   const own = error instanceof Snooze || error instanceof RetryLater || error instanceof HoldBack || error instanceof Dead;
   // An exception caused by the signal is not the job's failure, except at its timeout.
   if (attempt.why && !own) error = attempt.reason;
-  const text = textOf(error);
+  const text = worker.redact(textOf(error));
+  const details = () => detailsOf(error, worker.redact, attempt.lines?.details(worker.redact));
   let failed = false;
   try {
     /** @type {{ rows: any[], again: boolean }} */
@@ -33,18 +34,18 @@ export async function settle(worker, link, attempt, error) {
         const delay = error instanceof Snooze && delayOf(error) !== 0 ? interval(delayOf(error)) : null;
         answer = await link.answer(RELEASE, [id, token, delay]);
       } else if (attempt.strict && !own && isServerLost(error, worker.server, attempt.ends - attempt.timeout)) {
-        answer = await link.answer(GIVE_BACK_LOST, [id, token, text, detailsOf(error)]);
+        answer = await link.answer(GIVE_BACK_LOST, [id, token, text, details()]);
         failed = answer.rows[0].outcome !== 'released';
       } else {
         failed = true;
         const delay = error instanceof RetryLater ? interval(delayOf(error)) : worker.way.kind(attempt.job.kind)?.delayAfter(attempt.job.attempt) ?? null;
-        answer = await link.answer(FAIL, [id, token, text, delay, error instanceof Dead || (!own && worker.way.isFinal(error)), detailsOf(error)]);
+        answer = await link.answer(FAIL, [id, token, text, delay, error instanceof Dead || (!own && worker.way.isFinal(error)), details()]);
       }
     } catch (refused) {
       // The delay is invalid, or the server's encoding lacks a character.
       if (!(refused instanceof TypeError) && !sqlstate(refused).startsWith('22')) throw refused;
       failed = true;
-      const both = `${text} (and: ${textOf(refused)})`.replace(/[^\n -~]/g, '?');
+      const both = `${text} (and: ${worker.redact(textOf(refused))})`.replace(/[^\n -~]/g, '?');
       answer = await link.answer(FAIL, [id, token, both, null, error instanceof Dead || (!own && worker.way.isFinal(error)), null]);
     }
     const [{ outcome }] = answer.rows;

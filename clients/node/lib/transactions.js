@@ -13,6 +13,7 @@ import { json } from './enqueue.js';
 import { sqlstate, typed } from './errors.js';
 import { GroupCommit } from './group-commit.js';
 import { BatchEnded, HandlerTransaction, handlerClient } from './handler-client.js';
+import { recordsOf } from './logs.js';
 import { endStale, settle } from './settle.js';
 import { endBackend } from './silence.js';
 import { ASSERT_CURRENT, BEGIN, COMMIT_MANY, COMMIT_MANY_AND_CLAIM, COMMIT_ONE, COMMIT_ONE_AND_CLAIM, COMMIT_TRANSACTION, HOLD_CLAIMED, NO_IDLE_TIMEOUT, jobFromRow } from './statements.js';
@@ -313,8 +314,9 @@ export class Transactions {
     const hold = more && slot.quick && session.direct && session.hasHoldClaimed && this.worker.batch === 1;
     const commit = { ...(more ? COMMIT_ONE_AND_CLAIM : COMMIT_ONE), values: [attempt.job.id, attempt.job.token, result, ...given] };
     attempt.commitSent = true;
-    const { rows, tags, error } = await session.send([commit, COMMIT_TRANSACTION, ...(hold ? [BEGIN, HOLD_CLAIMED] : [])]);
-    if (tags[1] !== 'COMMIT') {
+    const before = [commit, ...recordsOf([attempt], this.worker, session.utf8)];
+    const { rows, tags, error } = await session.send([...before, COMMIT_TRANSACTION, ...(hold ? [BEGIN, HOLD_CLAIMED] : [])]);
+    if (tags[before.length] !== 'COMMIT') {
       // While the job was locked, only its handler can have ended it.
       if (sqlstate(error) === 'IQ006') throw new Error('the handler has ended its own job; let the worker end it, or use runOutside', { cause: error });
       throw settled(error) ?? error ?? new Error('the transaction was rolled back');
@@ -322,7 +324,7 @@ export class Transactions {
     // The job is committed, whatever the other answers are.
     const next = more ? this.worker.begun(rows[0].map((fields) => jobFromRow(session, fields, 0)), asked, session) : [];
     if (!hold) return next;
-    const answer = error ? 'busy' : rows[3][0][0];
+    const answer = error ? 'busy' : rows[before.length + 2][0][0];
     if (broken(error, session)) session.destroy();
     else if (answer === 'held' && next.length === 1) slot.locked = session;
     else session.query('ROLLBACK').catch(() => session.destroy());
@@ -333,7 +335,10 @@ export class Transactions {
   /** @param {Session} session @param {Done[]} done @param {boolean} more @param {unknown[]} given @param {number} asked @returns {Promise<Attempt[]>} */
   async #commitMany(session, done, more, given, asked) {
     const pairs = [done.map(({ attempt }) => attempt.job.id), done.map(({ attempt }) => attempt.job.token), done.map(({ result }) => result)];
-    const { rows, error } = await session.send([{ ...(more ? COMMIT_MANY_AND_CLAIM : COMMIT_MANY), values: [...pairs, ...given] }]);
+    const { rows, error } = await session.send([
+      { ...(more ? COMMIT_MANY_AND_CLAIM : COMMIT_MANY), values: [...pairs, ...given] },
+      ...recordsOf(done.map(({ attempt }) => attempt), this.worker, session.utf8),
+    ]);
     if (error) throw error;
     const refused = rows[0].find(([outcome]) => outcome !== 'claimed' && outcome !== 'committed');
     if (refused) throw new Settled({ already_committed: 'IQ006', not_found: 'IQ002' }[/** @type {string} */ (refused[0])] ?? 'IQ001');
