@@ -19,8 +19,9 @@ import logging
 import time
 import traceback
 from collections import deque
+from contextlib import nullcontext
 from datetime import timedelta
-from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, ContextManager, Mapping, NamedTuple, Optional, Sequence
 
 import psycopg
 from psycopg.types.json import Jsonb
@@ -302,7 +303,7 @@ class AttemptRunner:
     def _call(self, job: BaseJob, *conn: Any) -> Any:
         if not _trace.installed() and self.options.hooks.around is None:
             return self._handler(job, *conn)
-        with _trace.around(job.queue, job.headers):
+        with self._processing(job):
             if self.options.hooks.around is None:
                 return self._handler(job, *conn)
             return self.options.hooks.around(job, lambda: self._handler(job, *conn))
@@ -323,7 +324,7 @@ class AttemptRunner:
     async def _call_async(self, job: BaseJob, *conn: Any) -> Any:
         if not _trace.installed() and self.options.hooks.around is None:
             return await self._handler(job, *conn)
-        with _trace.around(job.queue, job.headers):
+        with self._processing(job):
             if self.options.hooks.around is None:
                 return await self._handler(job, *conn)
 
@@ -331,6 +332,18 @@ class AttemptRunner:
                 return finished_result(await self._handler(job, *conn))
 
             return await self.options.hooks.around(job, call)
+
+    def _processing(self, job: BaseJob) -> ContextManager[None]:
+        shared = job._execution is not None and len(job._execution.jobs) > 1  # then they have one span (processing_batch)
+        return nullcontext() if shared else _trace.processing([job], self.options.worker_name, self._redacted)
+
+    def processing_batch(self, jobs: Sequence[BaseJob]) -> ContextManager[None]:
+        """Context manager for the handlers of jobs that share a transaction."""
+        return _trace.processing(jobs, self.options.worker_name, self._redacted) if len(jobs) > 1 and _trace.installed() else nullcontext()
+
+    def settling(self, jobs: Sequence[BaseJob]) -> ContextManager[Callable[[str], None]]:
+        """Context manager for a request that ends attempts."""
+        return _trace.settling(jobs, self._redacted)
 
     def result_json(self, value: Any, job: BaseJob) -> Optional[str]:
         """The result of a handler whose effect has happened.  A result that cannot be encoded is left out."""
@@ -687,7 +700,9 @@ class AttemptRunner:
         try:
             while True:
                 try:
-                    await self.shared.within(self.shared.control.ask(_RELEASE_MANY, values), max(give_up - time.monotonic(), 0.01))
+                    with self.settling(jobs) as settled:
+                        await self.shared.within(self.shared.control.ask(_RELEASE_MANY, values), max(give_up - time.monotonic(), 0.01))
+                        settled("released")
                     break
                 except AnswerLost:
                     continue  # executed or not, a repetition does no harm
@@ -715,6 +730,18 @@ class AttemptRunner:
         """Repeats a statement until the server has answered.  If the server refuses a value, the statement is sent with fewer values.
 
         refused, ended: lists for the errors that refused a value, and those that show that the attempt has ended."""
+        with self.settling([job]) as settled:
+            outcome = await self._settle_until_answered(job, statement, refused, ended)
+            settled(outcome)
+            return outcome
+
+    async def _settle_until_answered(
+        self,
+        job: BaseJob,
+        statement: Callable[[int], tuple[str, Sequence[Any]]],
+        refused: Optional[list[Any]],
+        ended: Optional[list[BaseException]],
+    ) -> str:
         give_up = time.monotonic() + (DRAIN_SETTLE_TIMEOUT if self.shared.ending.is_set() else SETTLE_TIMEOUT)
         pause = 1.0
         level = 0
@@ -853,7 +880,8 @@ class AttemptRunner:
         try:
             # Otherwise the link could have reconnected since the statement was built.
             await self.shared.within(link.ready(), _links.ANSWER_TIMEOUT)
-            answers = await link.exchange(self._commit_message(ended, link, executors))
+            with self.settling([job for job, _ in ended]):
+                answers = await link.exchange(self._commit_message(ended, link, executors))
         except (AnswerLost, psycopg.Error, asyncio.TimeoutError) as error:
             await self._commit_each(ended, error)
             return []
@@ -869,7 +897,8 @@ class AttemptRunner:
                     self.from_thread(self.shared.within(link.ready(), _links.ANSWER_TIMEOUT))
                 link.in_use = True
                 try:
-                    answers = link.exchange_in_thread(self._commit_message(ended, link, executors))
+                    with self.settling([job for job, _ in ended]):
+                        answers = link.exchange_in_thread(self._commit_message(ended, link, executors))
                 finally:
                     link.in_use = False
             except (psycopg.Error, OSError, asyncio.TimeoutError) as error:

@@ -30,7 +30,7 @@ import queue
 import threading
 import time
 from collections import deque
-from typing import Any, Awaitable, Coroutine, NamedTuple, Optional, Protocol, Sequence, TypeVar
+from typing import Any, Awaitable, Callable, ContextManager, Coroutine, NamedTuple, Optional, Protocol, Sequence, TypeVar
 
 import psycopg
 from psycopg import Connection
@@ -103,6 +103,12 @@ class Runner(ExecutionRunner, Protocol):
         ...
 
     def ends(self, jobs: Sequence[BaseJob], results: Sequence[Optional[str]]) -> _pipeline.Values:
+        ...
+
+    def processing_batch(self, jobs: Sequence[BaseJob]) -> ContextManager[None]:
+        ...
+
+    def settling(self, jobs: Sequence[BaseJob]) -> ContextManager[Callable[[str], None]]:
         ...
 
     def records(self, jobs: Sequence[BaseJob], link: Link[Any]) -> list[_pipeline.Step]:
@@ -324,11 +330,12 @@ class AsyncTransactionExecutor(_TransactionExecutor, AsyncExecutor):
     async def _handle(run: Runner, execution: Execution, conn: Any) -> list[Optional[str]]:
         results = []
         try:
-            for job in execution.jobs:
-                job.begin(run, conn)
-                results.append(json_text(finished_result(await run.call_async(job, conn))))
-                if job.waiting is not None:
-                    raise job.waiting
+            with run.processing_batch(execution.jobs):
+                for job in execution.jobs:
+                    job.begin(run, conn)
+                    results.append(json_text(finished_result(await run.call_async(job, conn))))
+                    if job.waiting is not None:
+                        raise job.waiting
         finally:
             execution.handled = True
         return results
@@ -347,10 +354,11 @@ class AsyncTransactionExecutor(_TransactionExecutor, AsyncExecutor):
                 return ExecutionResult(results)
             steps = self._message(run, execution, conn, self.link, results)
             execution.commit_at = time.monotonic()
-            try:
-                answers = await conn.run_own(_pipeline.exchange(conn, steps, conn.named), execution.own_limit(conn))
-            except psycopg.Error as error:
-                answers = _answers_after_commit(error, execution)
+            with run.settling(execution.jobs):
+                try:
+                    answers = await conn.run_own(_pipeline.exchange(conn, steps, conn.named), execution.own_limit(conn))
+                except psycopg.Error as error:
+                    answers = _answers_after_commit(error, execution)
             if self._committed(run, execution, conn, self.link, answers):
                 await self._roll_back(conn)
             return _committed_result()
@@ -474,20 +482,22 @@ class ThreadTransactionExecutor(_TransactionExecutor, ThreadExecutor):
             if execution.commit_unknown:
                 transaction.begun = conn.run_own(transaction.begin(conn), execution.own_limit(conn)) is not None
             results = []
-            for job in execution.jobs:
-                job.begin(run, conn)
-                results.append(json_text(finished_result(run.call(job, conn))))
-                if job.waiting is not None:
-                    raise job.waiting
+            with run.processing_batch(execution.jobs):
+                for job in execution.jobs:
+                    job.begin(run, conn)
+                    results.append(json_text(finished_result(run.call(job, conn))))
+                    if job.waiting is not None:
+                        raise job.waiting
             _check_nothing_left(conn.take_back())
             if not _is_used(transaction, conn):
                 return ExecutionResult(results)
             steps = self._message(run, execution, conn, self.link, results)
             execution.commit_at = time.monotonic()
-            try:
-                answers = conn.run_own(_pipeline.exchange(conn, steps, conn.named), execution.own_limit(conn))
-            except psycopg.Error as error:
-                answers = _answers_after_commit(error, execution)
+            with run.settling(execution.jobs):
+                try:
+                    answers = conn.run_own(_pipeline.exchange(conn, steps, conn.named), execution.own_limit(conn))
+                except psycopg.Error as error:
+                    answers = _answers_after_commit(error, execution)
             if self._committed(run, execution, conn, self.link, answers):
                 self._roll_back(conn)
             return _committed_result()

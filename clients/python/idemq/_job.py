@@ -141,6 +141,10 @@ class BaseJob:
         """Whether the handler has ended, so that it must begin no step."""
         self.lines: Optional[Lines] = None
         """The log lines of this attempt, if they are captured."""
+        self.consumed = False
+        """Whether metrics have counted this attempt."""
+        self.process_context: Any = None
+        """OpenTelemetry's context of its handler."""
         self._renew_lease(asked_at)
 
     @property

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Awaitable, Callable, Generic, Iterator, O
 from psycopg import AsyncConnection, Connection
 from psycopg.rows import tuple_row
 
+from . import _trace
 from ._values import AnyConnection, NotEncodable, Row, require_connection
 
 T = TypeVar("T")
@@ -57,6 +58,8 @@ def statement(build: Callable[P, Statement[T]]) -> Call[P, T]:
     @functools.wraps(build)
     def call(conn: AnyConnection, *args: Any, **kwargs: Any) -> Any:
         require_connection(conn, Connection, AsyncConnection)
+        if build.__name__ in _trace.SENDS and _trace.installed():
+            return _send(conn, build, args, kwargs)
         first = build(*args, **kwargs)
         if isinstance(conn, AsyncConnection):
             return _ask_async(conn, first)
@@ -66,6 +69,25 @@ def statement(build: Callable[P, Statement[T]]) -> Call[P, T]:
     conn = inspect.Parameter("conn", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="AnyConnection")
     setattr(call, "__signature__", signature.replace(parameters=[conn, *signature.parameters.values()]))
     return call
+
+
+def _send(conn: AnyConnection, build: Callable[..., Statement[T]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Like the call, in a span of the call.  Its context goes with the jobs."""
+    sending = _trace.Sending(build.__name__, args, kwargs)
+    with sending.active():
+        first = build(*args, **kwargs)
+        if isinstance(conn, AsyncConnection):
+            return _send_async(conn, first, sending)
+        answer = _ask(conn, first)
+    sending.sent(answer)
+    return answer
+
+
+async def _send_async(conn: AsyncConnection[Any], first: Statement[T], sending: _trace.Sending) -> T:
+    with sending.active():
+        answer = await _ask_async(conn, first)
+    sending.sent(answer)
+    return answer
 
 
 def _ask(conn: Connection[Any], this: Statement[T]) -> T:
