@@ -9,6 +9,7 @@ import { Lines } from './logs.js';
 import { OutsideAttempts } from './outside.js';
 import { validated } from './schema.js';
 import { RELEASE_MANY } from './statements.js';
+import { settling } from './trace.js';
 import { Transactions } from './transactions.js';
 
 /** @typedef {import('./connection.js').Session} Session */
@@ -124,7 +125,7 @@ export class Consumer {
         asked, lease: this.lease, timeout: this.#timeout, ofQueue: this.#timeoutOfQueue,
         ofKind: 1000 * (this.way.kind(row.kind)?.timeout ?? Infinity), link: this.#mode.link(),
         strict: this.outside, warn: (text) => this.logger.warn(text),
-        logger: this.#shared.jobLogger, lines: this.captureLogs === 'off' ? undefined : new Lines(), redact: this.redact,
+        logger: this.#shared.jobLogger, lines: this.captureLogs === 'off' ? undefined : new Lines(), redact: this.redact, workerName: this.#shared.name,
       });
       attempt.leaseSession = this.#attachedTo(session);
       attempt.leaseSession?.attempts.add(attempt);
@@ -183,7 +184,10 @@ export class Consumer {
 
   /** Releases attempts that have not begun. @param {Attempt[]} attempts @param {string} why */
   async giveBack(attempts, why) {
-    await this.control.answer(RELEASE_MANY, [attempts.map(({ job }) => job.id), attempts.map(({ job }) => job.token)]);
+    await settling(attempts, async ({ outcome }) => {
+      await this.control.answer(RELEASE_MANY, [attempts.map(({ job }) => job.id), attempts.map(({ job }) => job.token)]);
+      outcome('released');
+    });
     for (const attempt of attempts) this.ended(attempt, 'released', why);
   }
 

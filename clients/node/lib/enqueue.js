@@ -4,7 +4,7 @@ import { checkClient, checkIds, checkName, optionalBoolean, optionalInteger, opt
 import { textOf, typed } from './errors.js';
 import { ENQUEUE as OPTIONS, ENQUEUE_MANY as MANY_OPTIONS, NEW_JOB, checkOptions } from './options.js';
 import { checkSchema, validated } from './schema.js';
-import { inject } from './trace.js';
+import { inject, sends } from './trace.js';
 
 const ENQUEUE = `SELECT id::text, outcome::text, status::text, result
   FROM idemq.enqueue($1::text, $2::jsonb, key => $3::text, delay => $4::interval, run_at => $5::timestamptz,
@@ -127,8 +127,8 @@ async function addMany(client, queue, jobs, options = {}) {
 }
 
 // Their types depend on the queue, which an implementation cannot express.
-export const enqueue = /** @type {typeof import('../index.js').enqueue} */ (/** @type {unknown} */ (add));
-export const enqueueMany = /** @type {typeof import('../index.js').enqueueMany} */ (/** @type {unknown} */ (addMany));
+export const enqueue = /** @type {typeof import('../index.js').enqueue} */ (/** @type {unknown} */ (sends(add, (client, queue, payload, options) => [queue, undefined, options?.headers])));
+export const enqueueMany = /** @type {typeof import('../index.js').enqueueMany} */ (/** @type {unknown} */ (sends(addMany, (client, queue, jobs) => [queue, jobs ?? undefined])));
 
 /** @param {unknown} ids @param {string} what */
 function optionalIds(ids, what) {

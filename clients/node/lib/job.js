@@ -7,7 +7,7 @@ import { finishedResult } from './handlers.js';
 import { inJob, jobLog } from './logs.js';
 import { ADD_PARENTS, AWAIT_EVENT, CHECKPOINT, PARENTS } from './statements.js';
 import { step } from './step.js';
-import { traced } from './trace.js';
+import { processing } from './trace.js';
 
 /** Milliseconds that a handler may take to end after its signal has fired. In a drain, the process must end five seconds after the grace period, with its jobs released. */
 const abandonAfter = 5000;
@@ -163,24 +163,31 @@ export class Attempt {
   lost = false;
   /** Whether its handler has ended it through SQL, so that it has no lease any more. The handler continues. */
   endedItself = false;
+  /** Whether metrics have counted it. */
+  consumed = false;
+  /** Whether it shares a transaction with others, and their span. */
+  sharesSpan = false;
+  /** OpenTelemetry's context of its handler. @type {import('@opentelemetry/api').Context | undefined} */
+  processContext;
 
   /**
    * @param {any} row of a claim @param {string} queue
    * @param {{
    *   asked: number, lease: number, timeout: number, ofQueue?: boolean, ofKind?: number, strict?: boolean,
    *   link?: import('./connection.js').Link, warn?: (text: string) => void, logger?: import('../index.js').Logger,
-   *   lines?: import('./logs.js').Lines, redact?: (text: string) => string,
+   *   lines?: import('./logs.js').Lines, workerName?: string, redact?: (text: string) => string,
    * }} of asked: when the claim was sent; lease, timeout: milliseconds; ofQueue: whether the timeout is the queue's
    *   job_timeout, at which the server takes the job back; ofKind: the timeout of its kind; strict: whether a lease that may have ended always counts as lost, because
    *   the handler cannot lock its job; link: for checkpoints and steps of outside handlers
    */
-  constructor(row, queue, { asked, lease, timeout, ofQueue = false, ofKind = Infinity, strict = false, link, warn = () => {}, logger = console, lines, redact = (text) => text }) {
+  constructor(row, queue, { asked, lease, timeout, ofQueue = false, ofKind = Infinity, strict = false, link, warn = () => {}, logger = console, lines, workerName = '', redact = (text) => text }) {
     this.row = row;
     this.warn = warn;
     this.logger = logger;
     /** The log lines of this attempt, if they are captured. */
     this.lines = lines;
     this.redact = redact;
+    this.workerName = workerName;
     this.lease = lease;
     this.strict = strict;
     this.#link = link;
@@ -345,7 +352,8 @@ export class Attempt {
     if (this.row.unreadable) throw this.row.unreadable;
     this.ends = Date.now() + this.timeout;
     arm();
-    const running = inJob(this.job, () => traced(this.job, async () => finishedResult(await handler())));
+    const run = async () => finishedResult(await handler());
+    const running = inJob(this.job, () => (this.sharesSpan ? run() : processing([this], run)));
     const end = () => void (this.ended = true);
     running.then(end, end);
     try {

@@ -2,6 +2,7 @@
 
 import { isServerLost } from './connection.js';
 import { Cancelled, Dead, HoldBack, RetryLater, Snooze, Waiting, detailsOf, interval, sqlstate, textOf } from './errors.js';
+import { settling } from './trace.js';
 import { AWAIT_EVENT, BECAME, FAIL, GIVE_BACK, GIVE_BACK_LOST, HOLD_BACK, RELEASE } from './statements.js';
 
 /**
@@ -10,6 +11,14 @@ import { AWAIT_EVENT, BECAME, FAIL, GIVE_BACK, GIVE_BACK_LOST, HOLD_BACK, RELEAS
  * @param {import('./job.js').Attempt} attempt @param {unknown} error what the handler threw
  */
 export async function settle(worker, link, attempt, error) {
+  await settling([attempt], (told) => report(worker, link, attempt, error, told));
+}
+
+/**
+ * @param {import('./consumer.js').Consumer} worker @param {import('./connection.js').Link} link
+ * @param {import('./job.js').Attempt} attempt @param {unknown} error @param {import('./trace.js').Told} told
+ */
+async function report(worker, link, attempt, error, told) {
   const { id, token } = attempt.job;
   if (attempt.waiting && !attempt.why) error = attempt.waiting; // whatever the handler did afterwards
   const own = error instanceof Snooze || error instanceof RetryLater || error instanceof HoldBack || error instanceof Dead;
@@ -49,11 +58,13 @@ export async function settle(worker, link, attempt, error) {
       answer = await link.answer(FAIL, [id, token, both, null, error instanceof Dead || (!own && worker.way.isFinal(error)), null]);
     }
     const [{ outcome }] = answer.rows;
+    told.outcome(outcome);
     // Cancelled: an open transaction is cancelling the job. If it is rolled back, the attempt ends as released.
     if (outcome === 'stale' || outcome === 'not_found' || outcome === 'cancelled') return await endStale(worker, link, attempt, outcome === 'cancelled' ? 'stale' : outcome, failed ? error : undefined, text);
     if (failed) worker.failed(attempt, error, outcome, outcome !== 'dead');
     worker.ended(attempt, outcome, text);
   } catch (lost) {
+    told.failed(lost);
     if (failed) worker.failed(attempt, error, 'lost', true);
     worker.ended(attempt, 'lost', textOf(lost));
   }

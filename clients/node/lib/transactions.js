@@ -16,6 +16,7 @@ import { BatchEnded, HandlerTransaction, handlerClient } from './handler-client.
 import { recordsOf } from './logs.js';
 import { endStale, settle } from './settle.js';
 import { endBackend } from './silence.js';
+import { processing, settling } from './trace.js';
 import { ASSERT_CURRENT, BEGIN, COMMIT_MANY, COMMIT_MANY_AND_CLAIM, COMMIT_ONE, COMMIT_ONE_AND_CLAIM, COMMIT_TRANSACTION, HOLD_CLAIMED, NO_IDLE_TIMEOUT, jobFromRow } from './statements.js';
 
 const maxReruns = 3;
@@ -226,7 +227,11 @@ export class Transactions {
       const began = performance.now();
       /** @type {Done[]} */
       const done = [];
-      for (const attempt of jobs) done.push({ attempt, result: await this.#call(handlerTransaction, attempt, left) });
+      const handle = async () => {
+        for (const attempt of jobs) done.push({ attempt, result: await this.#call(handlerTransaction, attempt, left) });
+      };
+      for (const attempt of jobs) attempt.sharesSpan = jobs.length > 1;
+      await (jobs.length > 1 ? processing(jobs, handle) : handle());
       await left.cancelling;
       slot.quick = handlerTransaction.apartCalls === 0 && handlerTransaction.usedAt !== undefined && handlerTransaction.usedAt - began < quickFirstUse;
       if (!handlerTransaction.touched) {
@@ -315,7 +320,12 @@ export class Transactions {
     const commit = { ...(more ? COMMIT_ONE_AND_CLAIM : COMMIT_ONE), values: [attempt.job.id, attempt.job.token, result, ...given] };
     attempt.commitSent = true;
     const before = [commit, ...recordsOf([attempt], this.worker, session.utf8)];
-    const { rows, tags, error } = await session.send([...before, COMMIT_TRANSACTION, ...(hold ? [BEGIN, HOLD_CLAIMED] : [])]);
+    const { rows, tags, error } = await settling([attempt], async ({ failed, outcome }) => {
+      const answer = await session.send([...before, COMMIT_TRANSACTION, ...(hold ? [BEGIN, HOLD_CLAIMED] : [])]);
+      if (answer.tags[before.length] === 'COMMIT') outcome('committed');
+      else failed(answer.error ?? new Error('the transaction was rolled back'));
+      return answer;
+    });
     if (tags[before.length] !== 'COMMIT') {
       // While the job was locked, only its handler can have ended it.
       if (sqlstate(error) === 'IQ006') throw new Error('the handler has ended its own job; let the worker end it, or use runOutside', { cause: error });
@@ -334,6 +344,15 @@ export class Transactions {
 
   /** @param {Session} session @param {Done[]} done @param {boolean} more @param {unknown[]} given @param {number} asked @returns {Promise<Attempt[]>} */
   async #commitMany(session, done, more, given, asked) {
+    return settling(done.map(({ attempt }) => attempt), async ({ outcome }) => {
+      const next = await this.#commitTogether(session, done, more, given, asked);
+      outcome('committed');
+      return next;
+    });
+  }
+
+  /** @param {Session} session @param {Done[]} done @param {boolean} more @param {unknown[]} given @param {number} asked @returns {Promise<Attempt[]>} */
+  async #commitTogether(session, done, more, given, asked) {
     const pairs = [done.map(({ attempt }) => attempt.job.id), done.map(({ attempt }) => attempt.job.token), done.map(({ result }) => result)];
     const { rows, error } = await session.send([
       { ...(more ? COMMIT_MANY_AND_CLAIM : COMMIT_MANY), values: [...pairs, ...given] },
