@@ -121,8 +121,7 @@ static BatchItem *
 sort_batch(const Batch *batch, int *count)
 {
 	int n = batch->ids.count;
-	BatchItem *items =
-		MemoryContextAllocHuge(CurrentMemoryContext, Max(n, 1) * sizeof(BatchItem));
+	BatchItem *items = MemoryContextAllocHuge(CurrentMemoryContext, Max(n, 1) * sizeof(BatchItem));
 
 	for (int i = 0; i < n; i++)
 		items[i] = (BatchItem){DatumGetInt64(batch->ids.values[i]),

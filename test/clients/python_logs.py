@@ -91,6 +91,7 @@ class TheJobOfALine(Logs):
         def handler(job, conn):
             together.wait(60)
             app.info("in the handler")
+            self.assertIs(idemq.current_job(), job)
             threads = [threading.Thread(target=app.info, args=("in a bare thread",)),
                        threading.Thread(target=contextvars.copy_context().run, args=(app.info, "in a thread"))]  # fmt: skip
             for thread in threads:
@@ -100,6 +101,7 @@ class TheJobOfALine(Logs):
         app.info("before")
         self.assertEqual(self.drain(handler, concurrency=3), {"committed": 3})
         app.info("after")
+        self.assertIsNone(idemq.current_job())
         lines = self.lines()
         for job in jobs:
             self.assertIn(self.said(job, "in the handler"), lines)

@@ -45,6 +45,14 @@ SELECT idemq.fail(:id, :token, 'no', permanent => true, details => '{"log": "of 
 SELECT idemq.record_details(ARRAY[:id], ARRAY[:token], ARRAY['{}'::jsonb]);
 SELECT outcome, details FROM attempts_of('b');
 
+-- A dead-letter record has details that are short enough, or what is left of them without the log.
+SELECT idemq.create_queue('letters') > 0 AS made, idemq.create_queue('dies', max_attempts => 1, dead_letter_queue => 'letters') > 0 AS made;
+SELECT count(*) FROM (SELECT idemq.enqueue('dies', '1') FROM generate_series(1, 3)) e;
+SELECT idemq.fail(c.id, c.token, 'no', details => d.details) FROM (SELECT *, row_number() OVER () FROM idemq.claim('dies', 3)) c
+	JOIN (VALUES (1, '{"type": "E", "log": "short"}'::jsonb), (2, jsonb_build_object('type', 'E', 'log', repeat('x', 16000))),
+	(3, jsonb_build_object('type', repeat('x', 16000), 'log', 'short'))) d (n, details) ON d.n = c.row_number;
+SELECT a->'details' AS details FROM idemq.claim('letters', 3), jsonb_array_elements(payload->'attempts') a;
+
 -- Only a worker of the queue stores them.  Who may not see the payload may not see them.
 CREATE ROLE regress_details_worker;
 CREATE ROLE regress_details_producer;

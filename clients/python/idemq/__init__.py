@@ -71,7 +71,7 @@ from ._jobs import (
     why,
 )
 from ._links import AsyncLink, ThreadLink
-from ._logs import JobLogFilter, mode_argument, redact_argument
+from ._logs import JobLogFilter, current_job, mode_argument, redact_argument
 from ._options import Options, QueueOptions, WorkerOptions, options_of
 from ._producer import Enqueued, NewJob, enqueue, enqueue_many
 from ._queues import Inside, Outside, QueueHandler, checked_queues, queue_options
@@ -146,6 +146,7 @@ __all__ = [
     "cancel",
     "cancel_many",
     "cancel_matching",
+    "current_job",
     "drain",
     "drain_async",
     "enqueue",

@@ -45,6 +45,11 @@ class JobLogFilter(logging.Filter):
         return True
 
 
+def current_job() -> Optional[Any]:
+    """Return the job whose handler has called this, directly or through other functions; None outside of a handler."""
+    return _current.get()
+
+
 def enter(job: Any) -> "Token[Optional[Any]]":
     """Called before a handler, in its context."""
     return _current.set(job)
