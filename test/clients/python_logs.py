@@ -16,6 +16,7 @@ import psycopg
 
 import idemq
 import idemq._logs
+import manual
 import tap
 from idemq import Inside, Outside
 from python_common import DSN, Client, Proxy
@@ -124,6 +125,24 @@ class TheJobOfALine(Logs):
     async def line(self, text):
         await asyncio.sleep(0)
         app.info(text)
+
+
+class Manual(Logs):
+    """What doc/usage/logs-traces.md shows."""
+
+    def test_logs(self):
+        self.sql("CREATE TABLE IF NOT EXISTS confirmations (order_id int)")
+        (job,) = self.add({"url": "there"})
+        printed = io.StringIO()
+        root = logging.getLogger()
+        provider = unittest.mock.Mock(get=lambda url: logging.getLogger("provider").info("gets %s with card 4111111111111111", url))
+        with unittest.mock.patch.object(root, "handlers", []), unittest.mock.patch.object(manual, "provider", provider), contextlib.redirect_stderr(printed):
+            level = root.level
+            self.addCleanup(root.setLevel, level)
+            manual.log_with_jobs()
+            self.drain(manual.fetch_in_thread, True, capture_logs="all", redact=manual.without_cards)
+        self.assertRegex(printed.getvalue(), rf"INFO \[{self.queue} {job} attempt 1\] gets there with card 4111")
+        self.assertRegex(self.attempts()[0][2]["log"], r"INFO provider: gets there with card \(card\)\Z")
 
 
 class Capture(Logs):
