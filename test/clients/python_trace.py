@@ -55,7 +55,7 @@ class Traces(Client):
             "context": types.SimpleNamespace(attach=attach, detach=detach, get_current=lambda: test.current, Context=dict),
             "trace": types.SimpleNamespace(
                 SpanKind=types.SimpleNamespace(CONSUMER="C", PRODUCER="P", CLIENT="S"), Link=lambda context, attributes=None: context,
-                get_tracer=lambda name, schema_url: Tracer(), set_span_in_context=lambda span, parent: parent,
+                get_tracer=lambda name, schema_url: Tracer(), get_tracer_provider=lambda: self, set_span_in_context=lambda span, parent: parent,
                 get_current_span=lambda context=None: types.SimpleNamespace(get_span_context=lambda: types.SimpleNamespace(is_valid=context is not None)),
             ),
             "metrics": unittest.mock.MagicMock(),

@@ -96,6 +96,7 @@ _HOLD_BACK = f"""WITH held AS MATERIALIZED (SELECT idemq.hold_back(%s, %s, least
 """Holds back, then ends the attempt, in one transaction."""
 _RELEASE_MANY = "SELECT outcome::text FROM idemq.release_many(%s, %s)"
 _TRY_COMMIT = "SELECT idemq.try_commit(%s, %s, %s::jsonb)::text"
+_NOT_TRACED: ContextManager[Callable[[str], None]] = nullcontext(lambda outcome: None)
 _RECORD_DETAILS = "SELECT idemq.record_details(%s, %s, %s::jsonb[])"
 _ASSERT_CURRENT = "SELECT idemq.assert_current(%s, %s)::text"
 _AWAIT_OUTCOME = "SELECT outcome FROM idemq.await_event(%s, %s, %s, %s::interval)"  # without the payload, which Python may be unable to decode
@@ -343,7 +344,7 @@ class AttemptRunner:
 
     def settling(self, jobs: Sequence[BaseJob]) -> ContextManager[Callable[[str], None]]:
         """Context manager for a request that ends attempts."""
-        return _trace.settling(jobs, self._redacted)
+        return _trace.settling(jobs, self._redacted) if _trace.installed() else _NOT_TRACED
 
     def result_json(self, value: Any, job: BaseJob) -> Optional[str]:
         """The result of a handler whose effect has happened.  A result that cannot be encoded is left out."""

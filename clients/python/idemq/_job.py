@@ -145,6 +145,8 @@ class BaseJob:
         """Whether metrics have counted this attempt."""
         self.process_context: Any = None
         """OpenTelemetry's context of its handler."""
+        self.sent: Any = None
+        """OpenTelemetry's context of the producer (_trace)."""
         self._renew_lease(asked_at)
 
     @property

@@ -58,7 +58,7 @@ def statement(build: Callable[P, Statement[T]]) -> Call[P, T]:
     @functools.wraps(build)
     def call(conn: AnyConnection, *args: Any, **kwargs: Any) -> Any:
         require_connection(conn, Connection, AsyncConnection)
-        if build.__name__ in _trace.SENDS and _trace.installed():
+        if _trace.sends(build.__name__):
             return _send(conn, build, args, kwargs)
         first = build(*args, **kwargs)
         if isinstance(conn, AsyncConnection):

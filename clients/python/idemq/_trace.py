@@ -6,7 +6,7 @@ module does nothing.
                     transaction share a span, which only links.
     settle QUEUE    a request that ends attempts (CLIENT).  Of a job alone it is a child of process QUEUE.
 
-A span costs about as much as the handling of a job by this client, so all of it is skipped if no SDK has been set up.
+Spans and metrics are skipped if the application has set up no SDK.  The context of the producer is still passed on.
 """
 
 from __future__ import annotations
@@ -41,6 +41,20 @@ _tools: Optional["_Tools"] = None
 def installed() -> bool:
     """Whether opentelemetry-api is installed."""
     return propagate is not None
+
+
+def _has_sdk() -> bool:
+    """Whether somebody receives spans or metrics.  The providers of the API itself drop them."""
+    assert trace is not None and metrics is not None
+    return not (
+        type(trace.get_tracer_provider()).__module__.startswith("opentelemetry.trace")
+        and type(metrics.get_meter_provider()).__module__.startswith("opentelemetry.metrics")
+    )
+
+
+def sends(function: str) -> bool:
+    """Whether a call of this function gets a span."""
+    return propagate is not None and function in SENDS and _has_sdk()
 
 
 class _Tools:
@@ -88,11 +102,36 @@ def _context_of(headers: Mapping[str, Any], base: Any = None) -> Any:
     return propagate.extract({name: value for name, value in headers.items() if isinstance(value, str)}, base)
 
 
-def _link(headers: Mapping[str, Any], attributes: Optional[dict[str, Any]] = None) -> list[Any]:
-    """A link to the span that added a job, if it is known."""
+def _link(headers: Mapping[str, Any]) -> list[Any]:
+    """A link to the span whose context the caller passes on."""
     assert trace is not None and context is not None
-    sent = trace.get_current_span(_context_of(headers, context.Context())).get_span_context()
-    return [trace.Link(sent, attributes)] if sent.is_valid else []
+    theirs = trace.get_current_span(_context_of(headers, context.Context())).get_span_context()
+    return [trace.Link(theirs)] if theirs.is_valid else []
+
+
+def _sent(job: Any) -> tuple[Any, Any]:
+    """The context in which a job was added, and the span of it, or None."""
+    assert trace is not None and context is not None
+    if job.sent is None:
+        base = context.get_current()
+        extracted = _context_of(job.headers, base)
+        span = trace.get_current_span(extracted)
+        own = span.get_span_context() if span is not trace.get_current_span(base) else None
+        job.sent = extracted, own if own is not None and own.is_valid else None
+    found: tuple[Any, Any] = job.sent
+    return found
+
+
+def _links(jobs: Sequence[Any]) -> list[Any]:
+    """Links to the spans that added these jobs.  Of several jobs, a link says which one it is."""
+    assert trace is not None
+    links = []
+    for job in jobs:
+        _, span = _sent(job)
+        if span is not None:
+            attributes = None if len(jobs) == 1 else {"messaging.message.id": str(job.id), "messaging.idemq.message.attempt": job.attempt}
+            links.append(trace.Link(span, attributes))
+    return links
 
 
 def _attributes(operation: str, destination: Optional[str]) -> dict[str, Any]:
@@ -187,6 +226,13 @@ def processing(jobs: Sequence[Any], worker: Optional[str], redact: Callable[[str
     if trace is None or context is None:
         yield
         return
+    if not _has_sdk():
+        token = context.attach(_sent(jobs[0])[0] if len(jobs) == 1 else context.get_current())
+        try:
+            yield
+        finally:
+            context.detach(token)
+        return
     queue = jobs[0].queue
     new = [job for job in jobs if not job.consumed]
     if new:
@@ -197,9 +243,8 @@ def processing(jobs: Sequence[Any], worker: Optional[str], redact: Callable[[str
     operation = _Operation("process", queue, len(jobs), tools().process, redact)
     if len(jobs) == 1:
         job = jobs[0]
-        parent = _context_of(job.headers, context.get_current())
         more.update({"messaging.message.id": str(job.id), "messaging.idemq.message.attempt": job.attempt})
-        operation.start(trace.SpanKind.CONSUMER, parent, _link(job.headers) + _ambient(), more)
+        operation.start(trace.SpanKind.CONSUMER, _sent(job)[0], _links(jobs) + _ambient(), more)
     else:
         operation.start(trace.SpanKind.CONSUMER, context.get_current(), _links(jobs), more)
     for job in jobs:
@@ -213,12 +258,7 @@ def processing(jobs: Sequence[Any], worker: Optional[str], redact: Callable[[str
     else:
         operation.end(None)
     finally:
-        _detach(token)
-
-
-def _detach(token: Any) -> None:
-    assert context is not None
-    context.detach(token)
+        context.detach(token)
 
 
 def _ambient() -> list[Any]:
@@ -226,10 +266,6 @@ def _ambient() -> list[Any]:
     assert trace is not None
     current = trace.get_current_span().get_span_context()
     return [trace.Link(current)] if current.is_valid else []
-
-
-def _links(jobs: Sequence[Any]) -> list[Any]:
-    return [link for job in jobs for link in _link(job.headers, {"messaging.message.id": str(job.id), "messaging.idemq.message.attempt": job.attempt})]
 
 
 class Settling(_Operation):
@@ -241,7 +277,7 @@ class Settling(_Operation):
         if len(jobs) == 1:
             job = jobs[0]
             own = job.process_context
-            self.start(trace.SpanKind.CLIENT, context.Context() if own is None else own, _link(job.headers), {"messaging.message.id": str(job.id)})
+            self.start(trace.SpanKind.CLIENT, context.Context() if own is None else own, _links(jobs), {"messaging.message.id": str(job.id)})
         else:
             self.start(trace.SpanKind.CLIENT, context.Context(), _links(jobs), {})
 
@@ -249,7 +285,7 @@ class Settling(_Operation):
 @contextmanager
 def settling(jobs: Sequence[Any], redact: Callable[[str], str]) -> Iterator[Callable[[str], None]]:
     """Context manager for a request that ends attempts.  Yields a function that takes the outcome."""
-    if trace is None or not jobs:
+    if trace is None or not jobs or not _has_sdk():
         yield lambda outcome: None
         return
     operation = Settling(jobs, redact)
