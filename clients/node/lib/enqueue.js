@@ -127,8 +127,8 @@ async function addMany(client, queue, jobs, options = {}) {
 }
 
 // Their types depend on the queue, which an implementation cannot express.
-export const enqueue = /** @type {typeof import('../index.js').enqueue} */ (/** @type {unknown} */ (sends(add, (client, queue, payload, options) => [queue, undefined, options?.headers])));
-export const enqueueMany = /** @type {typeof import('../index.js').enqueueMany} */ (/** @type {unknown} */ (sends(addMany, (client, queue, jobs) => [queue, jobs ?? undefined])));
+export const enqueue = /** @type {typeof import('../index.js').enqueue} */ (/** @type {unknown} */ (sends(add, (_, queue, __, options) => [queue, undefined, options?.headers])));
+export const enqueueMany = /** @type {typeof import('../index.js').enqueueMany} */ (/** @type {unknown} */ (sends(addMany, (_, queue, jobs) => [queue, jobs ?? undefined])));
 
 /** @param {unknown} ids @param {string} what */
 function optionalIds(ids, what) {

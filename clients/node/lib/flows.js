@@ -59,7 +59,7 @@ async function publishNow(client, topic, payload, options = {}) {
   checkOptions(options, { ...MESSAGE, key: true }, 'publish');
   return rows(client, PUBLISH, [...common(options), topic, json(payload, 'payload'), optionalKey(options.key, 'key')]);
 }
-export const publish = sends(publishNow, (client, topic, payload, options) => [topic, undefined, options?.headers]);
+export const publish = sends(publishNow, (_, topic, __, options) => [topic, undefined, options?.headers]);
 
 /** @type {typeof import('../index.js').enqueueSequenced} */
 async function enqueueNext(client, queue, producer, seq, payload, options = {}) {
@@ -71,7 +71,7 @@ async function enqueueNext(client, queue, producer, seq, payload, options = {}) 
   const enqueued = await rows(client, ENQUEUE_SEQUENCED, [...common(options), queue, producer, `${seq}`, json(payload, 'payload')]);
   return (await withErrors(client, enqueued))[0];
 }
-export const enqueueSequenced = sends(enqueueNext, (client, queue, producer, seq, payload, options) => [queue, undefined, options?.headers]);
+export const enqueueSequenced = sends(enqueueNext, (_, queue, __, ___, ____, options) => [queue, undefined, options?.headers]);
 
 /** @type {typeof import('../index.js').enqueueGraph} */
 async function enqueueAll(client, jobs) {
@@ -81,7 +81,7 @@ async function enqueueAll(client, jobs) {
   const placed = await rows(client, ENQUEUE_GRAPH, [`[${graph}]`]);
   return Object.fromEntries(placed.map(({ name, ...job }) => [name, job]));
 }
-export const enqueueGraph = sends(enqueueAll, (client, jobs) => [undefined, jobs]);
+export const enqueueGraph = sends(enqueueAll, (_, jobs) => [undefined, jobs]);
 
 /** A job of a graph as JSON. @param {string} name @param {import('../index.js').GraphJob} job @returns {string} */
 function jobText(name, job) {

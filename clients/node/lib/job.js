@@ -169,6 +169,8 @@ export class Attempt {
   sharesSpan = false;
   /** OpenTelemetry's context of its handler. @type {import('@opentelemetry/api').Context | undefined} */
   processContext;
+  /** The context of the producer (trace.js). @type {{ context: import('@opentelemetry/api').Context, span: import('@opentelemetry/api').SpanContext | undefined } | undefined} */
+  sent;
 
   /**
    * @param {any} row of a claim @param {string} queue

@@ -32,6 +32,14 @@ function makeInstruments({ metrics }) {
   };
 }
 
+const noTraces = otel && new otel.ProxyTracerProvider().getDelegate();
+
+/** Whether somebody receives spans or metrics. The providers of the API itself drop them. @param {Api} api */
+function hasSdk({ trace, metrics }) {
+  const provider = /** @type {any} */ (trace.getTracerProvider());
+  return (provider.getDelegate?.() ?? provider) !== noTraces || metrics.getMeterProvider().constructor.name !== 'NoopMeterProvider';
+}
+
 /** @type {unknown} */
 let provider;
 /** @type {ReturnType<typeof makeInstruments>} */
@@ -67,15 +75,29 @@ function contextOf({ propagation }, headers, base) {
   return propagation.extract(base, texts);
 }
 
-/** A link to the span that added a job, if it is known. @param {Api} api @param {Record<string, unknown>} headers @param {Attributes} [attributes] @returns {OtelLink[]} */
-function link(api, headers, attributes) {
+/** A link to the span whose context the caller passes on. @param {Api} api @param {Record<string, unknown>} headers @returns {OtelLink[]} */
+function link(api, headers) {
   const context = api.trace.getSpanContext(contextOf(api, headers, api.ROOT_CONTEXT));
-  return context && api.isSpanContextValid(context) ? [{ context, attributes }] : [];
+  return context && api.isSpanContextValid(context) ? [{ context }] : [];
 }
 
-/** @param {Api} api @param {Attempt[]} attempts */
+/** The context in which a job was added, and the span of it, if it is known. @param {Api} api @param {Attempt} attempt */
+function sentOf(api, attempt) {
+  if (attempt.sent) return attempt.sent;
+  const base = api.context.active();
+  const context = contextOf(api, attempt.job.headers, base);
+  const own = api.trace.getSpan(context) === api.trace.getSpan(base) ? undefined : api.trace.getSpanContext(context);
+  return (attempt.sent = { context, span: own && api.isSpanContextValid(own) ? own : undefined });
+}
+
+/** Links to the spans that added these jobs. Of several jobs, a link says which one it is. @param {Api} api @param {Attempt[]} attempts @returns {OtelLink[]} */
 function links(api, attempts) {
-  return attempts.flatMap(({ job }) => link(api, job.headers, { 'messaging.message.id': job.id, 'messaging.idemq.message.attempt': job.attempt }));
+  return attempts.flatMap((attempt) => {
+    const { span } = sentOf(api, attempt);
+    if (!span) return [];
+    const { id, attempt: number } = attempt.job;
+    return [{ context: span, attributes: attempts.length === 1 ? undefined : { 'messaging.message.id': id, 'messaging.idemq.message.attempt': number } }];
+  });
 }
 
 /** @param {string} operation @param {string | undefined} destination @returns {Attributes} */
@@ -150,6 +172,7 @@ export function sends(call, describe) {
   if (!otel) return call;
   const api = otel;
   const traced = async (/** @type {any[]} */ ...args) => {
+    if (!hasSdk(api)) return call(...args);
     const [destination, jobs, headers] = describe(...args);
     const count = jobs === null || typeof jobs !== 'object' ? 1 : Object.keys(jobs).length;
     const { operation: duration, sent } = instruments(api);
@@ -179,6 +202,7 @@ export async function processing(attempts, call) {
   if (!otel) return call();
   const api = otel;
   const [first] = attempts;
+  if (!hasSdk(api)) return attempts.length === 1 ? api.context.with(sentOf(api, first).context, call) : call();
   const { process: duration, consumed } = instruments(api);
   const begun = attempts.filter((attempt) => !attempt.consumed);
   if (begun.length > 0) consumed.add(begun.length, attributesOf('process', first.job.queue));
@@ -188,8 +212,8 @@ export async function processing(attempts, call) {
   const alone = attempts.length === 1;
   const operation = new Operation(api, {
     operation: 'process', destination: first.job.queue, count: attempts.length, kind: api.SpanKind.CONSUMER, duration, redact: first.redact,
-    parent: alone ? contextOf(api, first.job.headers, active) : active,
-    links: [...(alone ? link(api, first.job.headers) : links(api, attempts)), ...(alone && ambient && api.isSpanContextValid(ambient) ? [{ context: ambient }] : [])],
+    parent: alone ? sentOf(api, first).context : active,
+    links: [...links(api, attempts), ...(alone && ambient && api.isSpanContextValid(ambient) ? [{ context: ambient }] : [])],
     more: {
       'messaging.client.id': first.workerName,
       ...(alone ? { 'messaging.message.id': first.job.id, 'messaging.idemq.message.attempt': first.job.attempt } : {}),
@@ -216,12 +240,13 @@ const nobody = { outcome: () => {}, failed: () => {} };
 export async function settling(attempts, send) {
   if (!otel || attempts.length === 0) return send(nobody);
   const api = otel;
+  if (!hasSdk(api)) return send(nobody);
   const [first] = attempts;
   const alone = attempts.length === 1;
   const operation = new Operation(api, {
     operation: 'settle', destination: first.job.queue, count: attempts.length, kind: api.SpanKind.CLIENT, duration: instruments(api).operation, redact: first.redact,
     parent: (alone && first.processContext) || api.ROOT_CONTEXT,
-    links: alone ? link(api, first.job.headers) : links(api, attempts),
+    links: links(api, attempts),
     more: alone ? { 'messaging.message.id': first.job.id } : {},
   });
   try {

@@ -19,7 +19,7 @@ from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
 from .errors import HoldBack, Snooze, Waiting, text_of
 
 try:
-    from opentelemetry import context, metrics, propagate, trace  # type: ignore[import,unused-ignore]
+    from opentelemetry import context, metrics, propagate, trace  # type: ignore[import]
 except ImportError:
     context = metrics = propagate = trace = None
 
@@ -135,7 +135,7 @@ def _links(jobs: Sequence[Any]) -> list[Any]:
 
 
 def _attributes(operation: str, destination: Optional[str]) -> dict[str, Any]:
-    common = {"messaging.system": "idemq", "messaging.operation.name": operation}
+    common: dict[str, Any] = {"messaging.system": "idemq", "messaging.operation.name": operation}
     return common if destination is None else {**common, "messaging.destination.name": destination}
 
 
@@ -151,7 +151,7 @@ class _Operation:
 
     def start(self, kind: Any, parent: Any, links: Sequence[Any], more: Mapping[str, Any]) -> None:
         assert trace is not None
-        attributes = {**self._common, "messaging.operation.type": self._operation, **more}
+        attributes: dict[str, Any] = {**self._common, "messaging.operation.type": self._operation, **more}
         if self._count > 1:
             attributes["messaging.batch.message_count"] = self._count
         name = self._operation if self._destination is None else f"{self._operation} {self._destination}"
@@ -271,6 +271,10 @@ def _ambient() -> list[Any]:
 class Settling(_Operation):
     """A request that ends attempts."""
 
+    def settled(self, outcome: str) -> None:
+        """Adds the outcome."""
+        self.span.set_attribute("messaging.idemq.outcome", outcome)
+
     def __init__(self, jobs: Sequence[Any], redact: Callable[[str], str]) -> None:
         assert trace is not None and context is not None
         super().__init__("settle", jobs[0].queue, len(jobs), tools().operation, redact)
@@ -290,7 +294,7 @@ def settling(jobs: Sequence[Any], redact: Callable[[str], str]) -> Iterator[Call
         return
     operation = Settling(jobs, redact)
     try:
-        yield lambda outcome: operation.span.set_attribute("messaging.idemq.outcome", outcome)
+        yield operation.settled
     except BaseException as error:
         operation.end(error)
         raise
