@@ -172,6 +172,11 @@ test('logs do not make a job fail', async () => {
     const logs = (await latin.query('SELECT details FROM idemq.attempts')).rows.map(({ details }) => details.log);
     assert.equal(logs.length, 2);
     for (const log of logs) assert.match(log, /costs 5 \\u20ac\n.*says/);
+    // Of a failure, neither the log nor the rest of the details is lost.
+    await enqueue(latin, 'q', 'fails', { maxAttempts: 1 });
+    await drain({ ...connection, database: 'logs_latin' }, 'q', async (job) => { job.log.info('costs 5 €'); throw new RangeError('no'); }, { outside: true, captureLogs: 'failed', logger });
+    const [{ details }] = (await latin.query("SELECT details FROM idemq.attempts WHERE outcome = 'failed'")).rows;
+    assert.deepEqual([details.type, /costs 5 \\u20ac$/.test(details.log)], ['RangeError', true]);
   } finally {
     await latin.end();
   }

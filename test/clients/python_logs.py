@@ -287,6 +287,11 @@ class Capture(Logs):
 
                 self.assertEqual(idemq.drain(dsn, "q", handler, outside, capture_logs="all"), {"committed": 1})
             logs = [details["log"] for details, in conn.execute("SELECT details FROM idemq.attempts")]
+            # Of a failure, neither the log nor the rest of the details is lost.
+            idemq.enqueue(conn, "q", "fails", max_attempts=1)
+            idemq.drain(dsn, "q", handler, True, capture_logs="failed")
+            ((details,),) = conn.execute("SELECT details FROM idemq.attempts WHERE outcome = 'failed'").fetchall()
+            self.assertEqual((details["type"], r"costs 5 \u20ac" in details["log"]), ("ValueError", True))
         self.assertEqual([(r"costs 5 \u20ac" in log, log.count("says")) for log in logs], [(True, 1)] * 2)
         self.sql(f"DROP DATABASE {name} (FORCE)")
 

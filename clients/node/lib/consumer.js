@@ -221,7 +221,7 @@ export class Consumer {
     const { job } = attempt;
     if (!this.#shared.once && (outcome === 'retrying' || outcome === 'dead')) {
       const opened = this.#breaker.failed(job.kind, error);
-      if (opened) this.logger.error(`idemq: ${this.queue}${job.kind === null ? '' : `, kind ${job.kind}`}: ten attempts in a row have failed with the same error, so the worker runs one job at a time until one succeeds: ${textOf(error)}`);
+      if (opened) this.logger.error(`idemq: ${this.queue}${job.kind === null ? '' : `, kind ${job.kind}`}: ten attempts in a row have failed with the same error, so the worker runs one job at a time until one succeeds: ${this.redact(textOf(error))}`);
       this.pausedUntil = Math.max(this.pausedUntil, Date.now() + this.#breaker.pause());
     }
     this.#shared.hooks.failed(attempt.job, { attempt: attempt.job.attempt, willRetry, error, outcome: /** @type {any} */ (outcome) });

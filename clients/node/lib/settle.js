@@ -25,7 +25,7 @@ async function report(worker, link, attempt, error, told) {
   // An exception caused by the signal is not the job's failure, except at its timeout.
   if (attempt.why && !own) error = attempt.reason;
   const text = worker.redact(textOf(error));
-  const details = () => detailsOf(error, worker.redact, attempt.lines?.details(worker.redact));
+  const details = () => detailsOf(error, worker.redact, attempt.lines?.details(worker.redact, worker.control.session?.utf8));
   let failed = false;
   try {
     /** @type {{ rows: any[], again: boolean }} */

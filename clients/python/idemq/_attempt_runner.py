@@ -560,7 +560,7 @@ class AttemptRunner:
             if own_server and level < 2:
                 end = job.id, MOST_LOSSES, MOST_LOSSES, job.id, job.token, RETRY_LOST_AFTER, job.id, job.token, told, delay
                 return _GIVE_BACK, end
-            more = {**(details or {}), **({} if error is None else self._details(error)), **self._log_of(job)} or None if level == 0 else None
+            more = {**(details or {}), **({} if error is None else self._details(error)), **self._log_of(job, _stores_all(self.shared.control))} or None if level == 0 else None
             return _FAIL, (job.id, job.token, told, delay, permanent, jsonb_parameter("details", more))
 
         kind_of_error = type(error)
@@ -586,7 +586,7 @@ class AttemptRunner:
         state = sqlstate(error)
         return {**details, "sqlstate": storable_text(state)} if state else details
 
-    def _log_of(self, job: BaseJob, utf8: bool = True) -> dict[str, Any]:
+    def _log_of(self, job: BaseJob, utf8: bool) -> dict[str, Any]:
         """The log of an attempt, for its details."""
         return {} if job.lines is None else job.lines.details(self.options.redact, utf8)
 
@@ -595,8 +595,7 @@ class AttemptRunner:
         jobs would not be completed."""
         if self.options.captures != "all":
             return []
-        # Of another encoding, the server may refuse a character.
-        utf8 = link.conn is not None and link.conn.pgconn.parameter_status(b"server_encoding") == b"UTF8"
+        utf8 = _stores_all(link)
         logs = [(job, log) for job in jobs if (log := self._log_of(job, utf8))]
         if not logs:
             return []
@@ -926,21 +925,21 @@ class AttemptRunner:
 
         def statement(level: int) -> tuple[str, tuple[Any, ...]]:
             if level > 0 and self.transacts and refused:
-                details = {**self._details(refused[0]), **self._log_of(job)}
+                details = {**self._details(refused[0]), **self._log_of(job, _stores_all(self.shared.control))}
                 return _FAIL, (job.id, job.token, storable_text(self._redacted(text_of(refused[0]))), None, False, Jsonb(details))
             return _TRY_COMMIT, (job.id, job.token, result if level == 0 else None)
 
         outcome = await self._settle_with(job, statement, refused)
         if refused and self.transacts:
             self._record_outcome(job, outcome)
-            self._report_failure(job, outcome, text_of(refused[0]), refused[0])
+            self._report_failure(job, outcome, self._redacted(text_of(refused[0])), refused[0])
         else:
             await self._record_log(job, outcome)
             self._report_committed(job, outcome, asked)
 
     async def _record_log(self, job: BaseJob, outcome: str) -> None:
         """Stores the log of a job that was committed alone.  The job is completed, even if this fails."""
-        if outcome not in ("committed", "already_committed") or self.options.captures != "all" or not (log_of := self._log_of(job)):
+        if outcome not in ("committed", "already_committed") or self.options.captures != "all" or not (log_of := self._log_of(job, _stores_all(self.shared.control))):
             return
         try:
             await self.shared.within(self.shared.control.ask(_RECORD_DETAILS, ([job.id], [job.token], [Jsonb(log_of)])), _links.ANSWER_TIMEOUT)
@@ -980,6 +979,11 @@ def _check_readable(job: BaseJob) -> None:
     """Raises if the job cannot be decoded.  This fails only its own attempt."""
     if job.unreadable is not None:
         raise ValueError(f"payload, checkpoint or headers could not be decoded: {text_of(job.unreadable)}")
+
+
+def _stores_all(link: Link[Any]) -> bool:
+    """Whether the server can store every character.  If its encoding is another one, it may refuse some."""
+    return link.conn is not None and bool(link.conn.pgconn.parameter_status(b"server_encoding") == b"UTF8")
 
 
 def _is_transient(error: Optional[BaseException]) -> bool:
