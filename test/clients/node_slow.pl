@@ -37,7 +37,8 @@ my $json = JSON::PP->new->canonical;
 }
 my @programs = glob "$FindBin::RealBin/node_*.mjs";
 my $app = application('app', [], @programs);
-my $traced = application('traced', [ map { "\@opentelemetry/$_" } qw(api sdk-trace-base sdk-metrics context-async-hooks core) ], @programs);
+# Version 2 of the SDK runs with Node 18.
+my $traced = application('traced', [ '@opentelemetry/api@~1.9.0', map { "\@opentelemetry/$_\@^2.0.0" } qw(sdk-trace-base sdk-metrics context-async-hooks core) ], @programs);
 my $used = application('used', [ 'pg-cursor', 'pg-copy-streams' ], @programs);
 
 my $node = new_server('node', 'idemq.worker' => 'on', max_connections => 60);
