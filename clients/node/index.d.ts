@@ -449,6 +449,8 @@ export interface Job<Payload = unknown, Kind extends string | null = string | nu
   readonly deadline: Date;
   /** Fires when the handler must stop. Its reason is a Cancelled. Pass it to fetch and similar functions. */
   readonly signal: AbortSignal;
+  /** Writes log lines with queue, id and attempt. captureLogs stores them. */
+  readonly log: JobLog;
   /**
    * Stores data for the next attempt, which finds it in `checkpoint`. With a client, in the transaction of that client. Without one, it is
    * stored at once; a handler of run may do this only before it first uses its client.
@@ -536,6 +538,19 @@ export interface Logger {
   error(text: string): void;
 }
 
+/** The log of a job: the logger of the worker (by default console), with queue, id and attempt in front of each line. Values are formatted as by console.log. */
+export interface JobLog {
+  info(...values: unknown[]): void;
+  warn(...values: unknown[]): void;
+  error(...values: unknown[]): void;
+}
+
+/** Whose logs are stored in idemq.attempts: of no attempt, of attempts that fail, or also of those that complete their jobs. */
+export type CaptureLogs = 'off' | 'failed' | 'all';
+
+/** Returns the job whose handler has called this, directly or through other functions; undefined outside of a handler. Loggers can add it to their lines. */
+export function currentJob(): Job | undefined;
+
 /** A failed attempt. */
 export interface Failure {
   attempt: number;
@@ -575,6 +590,8 @@ export interface OutsideOptions {
   schema?: Schemas;
   /** Classes of errors after which no attempt can succeed: the job is dead at once. Default: none. */
   neverRetry?: readonly (abstract new (...args: any[]) => Error)[];
+  /** Whether to store the last 16 kB of what a handler writes to job.log. Default: that of the worker. */
+  captureLogs?: CaptureLogs;
 }
 
 /** Options of one queue whose handlers share a transaction with the completion of their jobs. */
@@ -599,6 +616,10 @@ export interface QueuesWorkerOptions {
   logger?: Logger;
   /** Functions called around each attempt, after a failure, at the start and at the end. Exceptions of failed and stopped are logged. */
   hooks?: Hooks;
+  /** Whether to store the last 16 kB of what a handler writes to job.log, in idemq.attempts. Inside and Outside can have a value of their own. Default: off. */
+  captureLogs?: CaptureLogs;
+  /** Gets each text of a handler (log, error, stack) before it is stored, and returns what may be stored. */
+  redact?: (text: string) => string;
 }
 
 /** Options of a worker for one queue. */

@@ -64,6 +64,10 @@
 
 #define MAX_ATTEMPTS "100"
 #define MAX_ERROR "10000"
+/* Details with a log that a client has captured are usually too long. */
+#define OR_WITHOUT_LOG                                                                             \
+	"WHEN jsonb_typeof(a.details) = 'object' AND length((a.details - 'log')::text) <= " MAX_ERROR  \
+	" THEN a.details - 'log' "
 #define MAX_STEPS "100"
 /* base/documents.c counts on it. */
 #define MAX_DOCUMENTS DOCUMENT_MOST
@@ -102,7 +106,8 @@ static SqlStatement describe_death =
 		 "'last_error', left($4, " MAX_ERROR "), 'attempts', coalesce((SELECT jsonb_agg("
 		 "jsonb_build_object('attempt', a.attempt, 'worker', a.worker, 'claimed_at', a.claimed_at, "
 		 "'ended_at', a.ended_at, 'outcome', a.outcome, 'error', left(a.error, " MAX_ERROR "), "
-		 "'details', CASE WHEN length(a.details::text) <= " MAX_ERROR " THEN a.details END) "
+		 "'details', CASE WHEN length(a.details::text) <= " MAX_ERROR
+		 " THEN a.details " OR_WITHOUT_LOG "END) "
 		 "ORDER BY a.token) FROM (SELECT * FROM idemq.attempts WHERE job_id = $1 "
 		 "ORDER BY token DESC LIMIT " MAX_ATTEMPTS ") a), '[]')) "
 		 "FROM idemq.jobs j WHERE j.id = $1",

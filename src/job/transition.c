@@ -487,7 +487,7 @@ write_history(const Transition *transition, const Job *job, const QueueInfo *que
 	if ((transition->columns & REQUEST) || is_asked(transition, job, TAKES_REQUEST))
 		idemq_steps_void(job->id);
 	if (adds_commit(transition, job))
-		idemq_attempt_history_add_commit(job);
+		idemq_attempt_history_add_commit(job, NULL);
 }
 
 /* Deletes the row of a job that completes; JOB_LOCKED if it is held or needed. */

@@ -5,7 +5,7 @@ import { textOf, typed } from './errors.js';
 import { ENQUEUE as OPTIONS, ENQUEUE_MANY as MANY_OPTIONS, ENQUEUE_STATEMENT as STATEMENT_OPTIONS, NEW_JOB, checkOptions } from './options.js';
 import { checkStyle, portable } from './portable.js';
 import { checkSchema, validated, validatedNow } from './schema.js';
-import { inject } from './trace.js';
+import { inject, sends } from './trace.js';
 
 const enqueueIn = portable(`SELECT id::text, outcome::text, status::text, result
   FROM idemq.enqueue(queue => $1::text, payload => $2::jsonb, key => $3::text, delay => $4::interval, run_at => $5::timestamptz,
@@ -151,9 +151,9 @@ async function addMany(client, queue, jobs, options = {}) {
 }
 
 // Their types depend on the queue, which an implementation cannot express.
-export const enqueue = /** @type {typeof import('../index.js').enqueue} */ (/** @type {unknown} */ (add));
+export const enqueue = /** @type {typeof import('../index.js').enqueue} */ (/** @type {unknown} */ (sends(add, (_, queue, __, options) => [queue, undefined, options?.headers])));
 export const enqueueStatement = /** @type {typeof import('../index.js').enqueueStatement} */ (/** @type {unknown} */ (statementFor));
-export const enqueueMany = /** @type {typeof import('../index.js').enqueueMany} */ (/** @type {unknown} */ (addMany));
+export const enqueueMany = /** @type {typeof import('../index.js').enqueueMany} */ (/** @type {unknown} */ (sends(addMany, (_, queue, jobs) => [queue, jobs ?? undefined])));
 
 /** @param {unknown} ids @param {string} what */
 function optionalIds(ids, what) {

@@ -3,7 +3,7 @@
 import { checkClient, checkId, checkIds, checkName, optionalInteger, optionalInterval, optionalKey, optionalName, optionalObject, optionalTime, reject } from './arguments.js';
 import { json, rows, withErrors } from './enqueue.js';
 import { GRAPH_JOB, MATCHING, MESSAGE, PAUSE, checkOptions } from './options.js';
-import { inject } from './trace.js';
+import { inject, sends } from './trace.js';
 
 const SEND_EVENT = `SELECT outcome::text, first_payload AS "firstPayload", same_payload AS "samePayload"
   FROM idemq.send_event($1::text, $2::text, $3::jsonb)`;
@@ -53,15 +53,16 @@ export async function sendEvent(client, queue, name, payload) {
 }
 
 /** @type {typeof import('../index.js').publish} */
-export async function publish(client, topic, payload, options = {}) {
+async function publishNow(client, topic, payload, options = {}) {
   checkClient(client);
   checkName(topic, 'topic');
   checkOptions(options, { ...MESSAGE, key: true }, 'publish');
   return rows(client, PUBLISH, [...common(options), topic, json(payload, 'payload'), optionalKey(options.key, 'key')]);
 }
+export const publish = sends(publishNow, (_, topic, __, options) => [topic, undefined, options?.headers]);
 
 /** @type {typeof import('../index.js').enqueueSequenced} */
-export async function enqueueSequenced(client, queue, producer, seq, payload, options = {}) {
+async function enqueueNext(client, queue, producer, seq, payload, options = {}) {
   checkClient(client);
   checkName(queue, 'queue');
   checkName(producer, 'producer');
@@ -70,15 +71,17 @@ export async function enqueueSequenced(client, queue, producer, seq, payload, op
   const enqueued = await rows(client, ENQUEUE_SEQUENCED, [...common(options), queue, producer, `${seq}`, json(payload, 'payload')]);
   return (await withErrors(client, enqueued))[0];
 }
+export const enqueueSequenced = sends(enqueueNext, (_, queue, __, ___, ____, options) => [queue, undefined, options?.headers]);
 
 /** @type {typeof import('../index.js').enqueueGraph} */
-export async function enqueueGraph(client, jobs) {
+async function enqueueAll(client, jobs) {
   checkClient(client);
   if (optionalObject(jobs, 'jobs') === null) reject('jobs', 'an object that maps names to jobs', jobs);
   const graph = Object.entries(jobs).map(([name, job]) => jobText(name, job));
   const placed = await rows(client, ENQUEUE_GRAPH, [`[${graph}]`]);
   return Object.fromEntries(placed.map(({ name, ...job }) => [name, job]));
 }
+export const enqueueGraph = sends(enqueueAll, (_, jobs) => [undefined, jobs]);
 
 /** A job of a graph as JSON. @param {string} name @param {import('../index.js').GraphJob} job @returns {string} */
 function jobText(name, job) {

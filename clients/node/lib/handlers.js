@@ -6,6 +6,7 @@
 import { inspect, types } from 'node:util';
 import { checkCount, checkSeconds, optionalBoolean, optionalInterval, reject } from './arguments.js';
 import { Cancelled, Snooze } from './errors.js';
+import { optionalMode } from './logs.js';
 import { INSIDE, KIND, OUTSIDE, checkOptions } from './options.js';
 import { checkSchema } from './schema.js';
 
@@ -36,6 +37,8 @@ class Way {
     this.neverRetry = neverRetry;
     checkSchema(options.schema);
     this.schema = options.schema;
+    /** Undefined means the worker's. */
+    this.captureLogs = optionalMode(options.captureLogs, 'captureLogs');
   }
 
   /** What is set for a kind. @param {string | null} kind @returns {Kind | undefined} */

@@ -4,9 +4,10 @@ import { checkClient, checkId, checkIds, checkName, optionalInterval } from './a
 import { Cancelled, Snooze, Waiting, typed } from './errors.js';
 import { json } from './enqueue.js';
 import { finishedResult } from './handlers.js';
+import { inJob, jobLog } from './logs.js';
 import { ADD_PARENTS, AWAIT_EVENT, CHECKPOINT, PARENTS } from './statements.js';
 import { step } from './step.js';
-import { traced } from './trace.js';
+import { processing } from './trace.js';
 
 /** Milliseconds that a handler may take to end after its signal has fired. In a drain, the process must end five seconds after the grace period, with its jobs released. */
 const abandonAfter = 5000;
@@ -58,6 +59,11 @@ export class Job {
     return this.#attempt.signal;
   }
 
+  /** @type {import('../index.js').JobLog} */
+  get log() {
+    return this.#attempt.log;
+  }
+
   /** @type {import('../index.js').Job['saveCheckpoint']} */
   async saveCheckpoint(data, client) {
     if (client !== undefined && client !== null) checkClient(client);
@@ -103,7 +109,7 @@ export class Job {
   /** @type {import('../index.js').Job['step']} */
   step(name, call, options = {}) {
     const warn = (/** @type {string} */ text) => this.#attempt.warn(`idemq: ${this.#attempt.name}: ${text}`);
-    const answer = this.#attempt.step(name, () => this.#attempt.apart('step', (ask) => step(this, ask, name, call, options, warn)));
+    const answer = this.#attempt.step(name, () => this.#attempt.apart('step', (ask) => step(this, ask, name, call, options, warn, this.#attempt.redact)));
     answer.catch(() => {}); // of a step that is not awaited
     return answer;
   }
@@ -121,6 +127,8 @@ export class Attempt {
   #onCancel;
   /** @type {((ms: number) => void) | undefined} */
   #abandonIn;
+  /** @type {import('../index.js').JobLog | undefined} */
+  #log;
   #notice;
   #timeoutName;
   /** Why the handler must stop. @type {Cancelled['why'] | undefined} */
@@ -155,19 +163,33 @@ export class Attempt {
   lost = false;
   /** Whether its handler has ended it through SQL, so that it has no lease any more. The handler continues. */
   endedItself = false;
+  /** Whether metrics have counted it. */
+  consumed = false;
+  /** Whether it shares a transaction with others, and their span. */
+  sharesSpan = false;
+  /** OpenTelemetry's context of its handler. @type {import('@opentelemetry/api').Context | undefined} */
+  processContext;
+  /** The context of the producer (trace.js). @type {{ context: import('@opentelemetry/api').Context, span: import('@opentelemetry/api').SpanContext | undefined } | undefined} */
+  sent;
 
   /**
    * @param {any} row of a claim @param {string} queue
    * @param {{
    *   asked: number, lease: number, timeout: number, ofQueue?: boolean, ofKind?: number, strict?: boolean,
-   *   link?: import('./connection.js').Link, warn?: (text: string) => void,
+   *   link?: import('./connection.js').Link, warn?: (text: string) => void, logger?: import('../index.js').Logger,
+   *   lines?: import('./logs.js').Lines, workerName?: string, redact?: (text: string) => string,
    * }} of asked: when the claim was sent; lease, timeout: milliseconds; ofQueue: whether the timeout is the queue's
    *   job_timeout, at which the server takes the job back; ofKind: the timeout of its kind; strict: whether a lease that may have ended always counts as lost, because
    *   the handler cannot lock its job; link: for checkpoints and steps of outside handlers
    */
-  constructor(row, queue, { asked, lease, timeout, ofQueue = false, ofKind = Infinity, strict = false, link, warn = () => {} }) {
+  constructor(row, queue, { asked, lease, timeout, ofQueue = false, ofKind = Infinity, strict = false, link, warn = () => {}, logger = console, lines, workerName = '', redact = (text) => text }) {
     this.row = row;
     this.warn = warn;
+    this.logger = logger;
+    /** The log lines of this attempt, if they are captured. */
+    this.lines = lines;
+    this.redact = redact;
+    this.workerName = workerName;
     this.lease = lease;
     this.strict = strict;
     this.#link = link;
@@ -188,6 +210,10 @@ export class Attempt {
       if (this.reason) this.#controller.abort(this.reason);
     }
     return this.#controller.signal;
+  }
+
+  get log() {
+    return (this.#log ??= jobLog(this.job, this.logger, () => this.lines));
   }
 
   get name() {
@@ -328,7 +354,8 @@ export class Attempt {
     if (this.row.unreadable) throw this.row.unreadable;
     this.ends = Date.now() + this.timeout;
     arm();
-    const running = traced(this.job, async () => finishedResult(await handler()));
+    const run = async () => finishedResult(await handler());
+    const running = inJob(this.job, () => (this.sharesSpan ? run() : processing([this], run)));
     const end = () => void (this.ended = true);
     running.then(end, end);
     try {

@@ -55,13 +55,13 @@ export const FINISHED_JOBS = { signal: true, logger: true };
 export const STEP = { request: true, callTimeout: true, ask: true };
 
 /** @type {Names<import('../index.js').OutsideOptions>} */
-export const OUTSIDE = { concurrency: true, lease: true, timeout: true, attach: true, unknownKind: true, neverRetry: true, schema: true };
+export const OUTSIDE = { concurrency: true, lease: true, timeout: true, attach: true, unknownKind: true, neverRetry: true, schema: true, captureLogs: true };
 /** @type {Names<import('../index.js').InsideOptions>} */
 export const INSIDE = { ...OUTSIDE, batch: true };
 /** @type {Names<import('../index.js').KindOptions>} */
 export const KIND = { timeout: true, backoff: true };
 /** @type {Names<Omit<import('../index.js').QueuesWorkerOptions, 'waitConnection' | 'giveUpAfter'>>} */
-const shared = { name: true, grace: true, signals: true, logger: true, hooks: true };
+const shared = { name: true, grace: true, signals: true, logger: true, hooks: true, captureLogs: true, redact: true };
 /** @type {Names<import('../index.js').QueuesWorkerOptions>} */
 export const QUEUES_WORKER = { ...shared, waitConnection: true, giveUpAfter: true };
 /** @type {Names<import('../index.js').WorkerOptions>} */

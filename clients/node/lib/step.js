@@ -20,9 +20,10 @@ const uninterpreted = {
  * Calls another system, unless the call is known to have been performed.
  * @param {import('./job.js').Job} job @param {import('./job.js').Ask} run runs a statement that is committed by itself @param {string} name
  * @param {(call: import('../index.js').StepCall) => unknown} call
- * @param {import('../index.js').StepOptions} options @param {(text: string) => void} warn @returns {Promise<any>}
+ * @param {import('../index.js').StepOptions} options @param {(text: string) => void} warn
+ * @param {(text: string) => string} redact @returns {Promise<any>}
  */
-export async function step(job, run, name, call, options, warn) {
+export async function step(job, run, name, call, options, warn, redact) {
   checkOptions(options, STEP, 'job.step');
   const { request = null, callTimeout = 30, ask } = options;
   checkName(name, 'name');
@@ -47,7 +48,7 @@ export async function step(job, run, name, call, options, warn) {
     return await finish(await limited(until, (signal) => call({ key: begun.effect_key, request, signal, until: new Date(until) })));
   } catch (error) {
     // If ask throws Dead, that says nothing about the earlier call.
-    if (error instanceof Refused || (calling && error instanceof Dead)) await run(REFUSE_STEP, [...own, textOf(error)]);
+    if (error instanceof Refused || (calling && error instanceof Dead)) await run(REFUSE_STEP, [...own, redact(textOf(error))]);
     throw typed(error);
   }
 

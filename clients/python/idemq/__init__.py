@@ -72,6 +72,7 @@ from ._jobs import (
     why,
 )
 from ._links import AsyncLink, ThreadLink
+from ._logs import JobLogFilter, current_job, mode_argument, redact_argument
 from ._options import Options, QueueOptions, WorkerOptions, options_of
 from ._portable import enqueue_statement
 from ._producer import Enqueued, NewJob, enqueue, enqueue_many
@@ -122,6 +123,7 @@ __all__ = [
     "Inside",
     "Job",
     "JobInfo",
+    "JobLogFilter",
     "Key",
     "KeyReused",
     "Kind",
@@ -150,6 +152,7 @@ __all__ = [
     "cancel",
     "cancel_many",
     "cancel_matching",
+    "current_job",
     "drain",
     "drain_async",
     "enqueue",
@@ -205,6 +208,8 @@ class _Worker:
         never_retry: Sequence[type[BaseException]] = (),
         give_up_after: Optional[float] = None,
         hooks: Union[Hooks, Mapping[str, Callable[..., Any]], None] = None,
+        capture_logs: str = "off",
+        redact: Optional[Callable[[str], str]] = None,
     ) -> None:
         """Create a worker.  It connects to nothing until it runs.
 
@@ -217,6 +222,9 @@ class _Worker:
         signals: whether SIGTERM and SIGINT drain the worker.
         give_up_after: seconds without a connection after which run() raises the error of the last attempt to connect; None means never.
         hooks: functions to call around each attempt, after a failure, at the start and at the end.
+        capture_logs: whether to store the last 16 kB of a handler's log lines in idemq.attempts: "off", "failed" (of attempts that fail) or
+            "all" (also of those that complete their jobs).  Inside and Outside can have a value of their own.
+        redact: function that gets each text of a handler (log, error, traceback) before it is stored, and returns what may be stored.
 
         These options belong to a queue, so with a dict they are arguments of Inside and Outside:
 
@@ -245,7 +253,7 @@ class _Worker:
             positive_seconds("give_up_after", give_up_after)
         self._options = WorkerOptions(
             dsn, optional_text("name", name), optional_text("wait_dsn", wait_dsn), grace, signals, give_up_after,
-            checked_hooks(hooks, self._coroutines, type(self).__name__, self._other),
+            checked_hooks(hooks, self._coroutines, type(self).__name__, self._other), mode_argument("capture_logs", capture_logs), redact_argument(redact),
         )  # fmt: skip
         self._process = os.getpid()
         self._running: Union[Run, ClusterRun, None] = None
@@ -419,6 +427,8 @@ class _OverShards(_Worker):
         unknown_kind: Delay = 60,
         never_retry: Sequence[type[BaseException]] = (),
         hooks: Union[Hooks, Mapping[str, Callable[..., Any]], None] = None,
+        capture_logs: str = "off",
+        redact: Optional[Callable[[str], str]] = None,
     ) -> None:
         """Create a worker for one queue on all shards of a cluster.
 
@@ -435,6 +445,7 @@ class _OverShards(_Worker):
         super().__init__(
             router, queue, name=name, concurrency=concurrency, batch=batch, lease=lease, timeout=timeout,
             grace=grace, attach=attach, signals=signals, unknown_kind=unknown_kind, never_retry=never_retry, hooks=hooks,
+            capture_logs=capture_logs, redact=redact,
         )  # fmt: skip
         if home is not None and not home and not roam:
             raise ValueError("a worker without home shards must have roam enabled, or it would never get a job; pass home, roam or both")

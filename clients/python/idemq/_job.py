@@ -36,6 +36,7 @@ from ._execution import Execution, ExecutionResult
 from ._handler_connection import HandlerTransaction
 from ._handlers import check_callable, check_parameters, finished_result
 from ._links import Link
+from ._logs import Lines, redacted
 from ._values import AnyConnection, Row, json_text, require_connection, storable_text
 from .errors import Dead, Delay, Refused, Snooze, StaleToken, Waiting, said, sqlstate, text_of
 
@@ -119,6 +120,8 @@ class ResultsOf(Protocol[Result]):
 class JobRunner(Protocol):
     """The functions of the worker (AttemptRunner) with which a job makes requests over the shared connection."""
 
+    options: Any
+
     async def ask_about_job(self, job: BaseJob, sql: str, values: Any, anyway: bool = False) -> list[Row]:
         ...
 
@@ -182,6 +185,14 @@ class BaseJob:
         """Names of the steps that are under way."""
         self.handled = False
         """Whether the handler has ended, so that it must begin no step."""
+        self.lines: Optional[Lines] = None
+        """The log lines of this attempt, if they are captured."""
+        self.consumed = False
+        """Whether metrics have counted this attempt."""
+        self.process_context: Any = None
+        """OpenTelemetry's context of its handler."""
+        self.sent: Any = None
+        """OpenTelemetry's context of the producer (_trace)."""
         self._renew_lease(asked_at)
 
     @property
@@ -314,7 +325,7 @@ class BaseJob:
         return stored
 
     async def _refuse_step(self, name: str, error: BaseException) -> None:
-        await self._report_step(_REFUSE_STEP, name, storable_text(said(error)))
+        await self._report_step(_REFUSE_STEP, name, storable_text(redacted(self._run.options.redact, said(error))))
 
     async def _report_step(self, sql: str, name: str, value: Any) -> list[Row]:
         return await self._run.ask_about_job(self, sql, {"id": self.id, "token": self.token, "name": name, "value": value}, anyway=True)

@@ -64,6 +64,10 @@ COMMIT_MANY = Statement(b"idemq_end", f"SELECT pg_catalog.json_build_array(outco
 COMMIT_MANY_AND_CLAIM = Statement(b"idemq_end_claim", f"SELECT {_job_of('outcome::text')} {_FROM_COMMIT_MANY_AND_CLAIM}".encode())
 COMMIT_MANY_OR_RAISE = Statement(b"idemq_must_end", f"SELECT pg_catalog.json_build_array({_COMMITTED_OR_RAISE}, id, token)::text {_FROM_COMMIT_MANY}".encode())
 COMMIT_MANY_AND_CLAIM_OR_RAISE = Statement(b"idemq_must_end_claim", f"SELECT {_job_of(_COMMITTED_OR_RAISE)} {_FROM_COMMIT_MANY_AND_CLAIM}".encode())
+# Without rows, so that its answer cannot be taken for that of another statement.
+RECORD_DETAILS = Statement(
+    b"idemq_record", b"SELECT NULL::text FROM idemq.record_details($1::bigint[], $2::bigint[], $3::jsonb[]) AS stored WHERE stored IS NULL"
+)
 ENDED_BY_HANDLER = "2201E"
 NO_SUCH_NAME = "26000"
 

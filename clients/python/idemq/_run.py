@@ -21,7 +21,7 @@ from typing import Any, Callable, Coroutine, Iterable, Mapping, NamedTuple, Opti
 
 import psycopg
 
-from . import _attempt_runner, _links, _pipeline, _signals
+from . import _attempt_runner, _links, _logs, _pipeline, _signals
 from ._attempt_runner import AttemptRunner
 from ._executors import Executor
 from ._handler_connection import sever
@@ -293,7 +293,8 @@ class Run:
 
     async def main(self) -> Counter[str]:
         """Runs until it is told to stop, or, in a drain(), until no job is ready.  Returns the number of attempts by outcome."""
-        with _signals.stop_on_signals(self.shared.loop, self.options.signals, self.stop):
+        captures = any(queue.options.captures != "off" for queue in self._each())
+        with _signals.stop_on_signals(self.shared.loop, self.options.signals, self.stop), _logs.capturing(captures):
             return await self._main()
 
     async def _main(self) -> Counter[str]:

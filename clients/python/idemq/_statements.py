@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Awaitable, Callable, Generic, Iterator, O
 from psycopg import AsyncConnection, Connection
 from psycopg.rows import tuple_row
 
+from . import _trace
 from ._values import AnyConnection, NotEncodable, Row, require_connection
 
 T = TypeVar("T")
@@ -56,7 +57,7 @@ def statement(build: Callable[P, Statement[T]]) -> Call[P, T]:
 
     @functools.wraps(build)
     def call(conn: AnyConnection, *args: Any, **kwargs: Any) -> Any:
-        return ask(conn, lambda: build(*args, **kwargs))
+        return ask(conn, build.__name__, args, kwargs, lambda: build(*args, **kwargs))
 
     signature = inspect.signature(build)
     conn = inspect.Parameter("conn", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="AnyConnection")
@@ -69,13 +70,29 @@ def unsent(function: Any) -> Any:
     return function.__wrapped__
 
 
-def ask(conn: AnyConnection, build: Callable[[], Statement[Any]]) -> Any:
-    """Sends a statement over the caller's connection, and returns its answer; a coroutine if this is an AsyncConnection."""
+def ask(conn: AnyConnection, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], build: Callable[[], Statement[Any]]) -> Any:
+    """Sends a statement over the caller's connection, and returns its answer; a coroutine if this is an AsyncConnection.
+
+    name, args, kwargs: the call, for the span of a call that adds jobs.  Its context goes with the jobs."""
     require_connection(conn, Connection, AsyncConnection)
-    first = build()
-    if isinstance(conn, AsyncConnection):
-        return _ask_async(conn, first)
-    return _ask(conn, first)
+    if not _trace.sends(name):
+        first = build()
+        return _ask_async(conn, first) if isinstance(conn, AsyncConnection) else _ask(conn, first)
+    sending = _trace.Sending(name, args, kwargs)
+    with sending.active():
+        first = build()
+        if isinstance(conn, AsyncConnection):
+            return _send_async(conn, first, sending)
+        answer = _ask(conn, first)
+    sending.sent(answer)
+    return answer
+
+
+async def _send_async(conn: AsyncConnection[Any], first: Statement[T], sending: _trace.Sending) -> T:
+    with sending.active():
+        answer = await _ask_async(conn, first)
+    sending.sent(answer)
+    return answer
 
 
 def _ask(conn: Connection[Any], this: Statement[T]) -> T:

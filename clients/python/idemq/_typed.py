@@ -49,7 +49,7 @@ def _method(build: Callable[Concatenate[Any, A], Statement[T]]) -> Method[A, T]:
 
     @functools.wraps(build)
     def call(self: Any, conn: Any, *args: Any, **kwargs: Any) -> Any:
-        return ask(conn, lambda: build(self, *args, **kwargs))
+        return ask(conn, build.__name__, (self.name, *args), kwargs, lambda: build(self, *args, **kwargs))
 
     return cast("Method[A, T]", call)
 

@@ -52,11 +52,13 @@ function history({ job, attempts, steps, documents: shown }) {
     ...attempts.map((a) => attemptOf(a, job.id, a === last)),
     ...steps.map((s, i) => stepOf(s, job, i)),
   ];
+  // Its worker has stored a log of the attempt that completed it.
+  const shownAbove = attempts.some((a) => a.outcome === 'committed' && a.token === job.token);
   const checkpoint = job.progress !== null || shown?.checkpoint ? html`<p>${job.progress !== null ? html`Checkpoint: ${progress(job.progress)}` : 'It has a checkpoint.'}</p>` : null;
   if (job.status === 'running') {
     moments.push(moment(job.claimed_at, 'running', html`Attempt ${job.attempt}${job.worker && html` by ${key(job.worker)}`}: ${status('running', 'running')} for <b>${duration((now() - at(job.claimed_at)) / 1000)}</b>`,
       html`${checkpoint}${job.expires_in !== null && html`<p class="quiet">Its lease ends in ${duration(job.expires_in)}${job.attached && ', or with its session'}${job.pid && html`; process ${job.pid}`}.</p>`}`));
-  } else if (job.status === 'completed') {
+  } else if (job.status === 'completed' && !shownAbove) {
     moments.push(moment(job.claimed_at ?? job.finished_at, 'completed', job.claimed_at ? html`Attempt ${job.attempt}${job.worker && html` by ${key(job.worker)}`}: ${status('completed', 'committed')} after <b>${took(job.claimed_at, job.finished_at)}</b>`
       : html`${status('completed', 'committed')}, without a claim`, checkpoint));
   } else if (checkpoint) {
