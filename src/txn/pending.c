@@ -33,6 +33,7 @@
 #include "miscadmin.h"
 
 #include "base/base.h"
+#include "base/compat.h"
 #include "queue/queue.h"
 #include "shared/counts/counts.h"
 #include "shared/groups/groups.h"
@@ -298,65 +299,7 @@ drop_ended(const Action *action)
 		idemq_listeners_tell(dropped.process);
 }
 
-/* The lease of a claim starts. */
-static void
-start_lease(const Action *action)
-{
-	idemq_due_by(idemq_qstate_current(action->qstate, action->queue_id), DUE_LEASE,
-				 idemq_lease_activate(action->job_id, action->token));
-}
-
-/* Others may have passed the job because of the claim. */
-static void
-undo_claim_rowonly(const Action *action)
-{
-	show_again(action, action->priority, action->u.ready_at);
-}
-
-/* Takes a claim's entry back, or gives it what it took over. */
-static void
-undo_claim(const Action *action)
-{
-	Lease dropped;
-
-	if (!action->has_prior)
-		(void) drop_lease(action, &dropped);
-	else if (!idemq_lease_restore(action->job_id, action->token, &priors[--npriors]))
-		idemq_scan_start_unset(action->qstate, action->queue_id);
-	if (action->transferred)
-		idemq_transfer_note_end(action->queue_id, true, 1);
-	undo_claim_rowonly(action);
-}
-
-/* A job may be in flight without an entry. */
-static void
-need_recovery(const Action *action)
-{
-	idemq_qstate_need_recovery(action->qstate, action->queue_id);
-}
-
-/*
- * A job has its result, or its attempt has ended: tells its children, the sessions waiting, and those
- * who LISTEN.
- */
-static void
-tell_of_end(const Action *action)
-{
-	idemq_dependency_finished(action->qstate, action->queue_id, action->job_id);
-	idemq_wake_for_result(action->job_id);
-	if (unlikely(action->finished != NOT_ANNOUNCED))
-		idemq_finished_ring_add(action->qstate, action->queue_id, action->job_id,
-								(JobStatus) action->finished);
-}
-
-static void
-end_lease(const Action *action)
-{
-	drop_ended(action);
-	tell_of_end(action);
-}
-
-/* Lets a lease go on; a search may have missed its job while we had marked the entry. */
+/* Undoes idemq_pending_note_end: the lease stays active. */
 static void
 undo_end(const Action *action)
 {
@@ -365,58 +308,14 @@ undo_end(const Action *action)
 	if (again > 0)
 		idemq_due_by(idemq_qstate_current(action->qstate, action->queue_id), DUE_LEASE, again);
 	else
-		need_recovery(action);
+		/* Without an entry; recovery may have skipped the job because of the entry's mark. */
+		idemq_qstate_need_recovery(action->qstate, action->queue_id);
 	idemq_transfer_note_end(action->queue_id, action->frees, -1);
 }
 
-/*
- * No session can take an attempt's end back any more, so its entry goes.  An entry whose worker
- * has ended the attempt as well stays, and says how: a reaper comes back to it until the row is
- * free (job/reap.c).
- */
+/* Removes all that shared memory knows of this database. */
 static void
-prepare_end(const Action *action)
-{
-	Lease lease;
-
-	if (idemq_lease_get(action->job_id, &lease) && lease.token == action->token &&
-		lease.loss >= LOSS_RETURNED)
-		undo_end(action);
-	else
-		drop_ended(action);
-}
-
-/* Ends a cancel's mark, if there is one. */
-static void
-unmark_cancel(const Action *action)
-{
-	if (action->token != 0)
-		idemq_lease_unmark_cancel(action->job_id, action->token, false);
-}
-
-static void
-undo_cancel(const Action *action)
-{
-	if (action->token != 0)
-		idemq_lease_unmark_cancel(action->job_id, action->token, true);
-}
-
-static void
-free_qstate(const Action *action)
-{
-	idemq_qstate_forget_queue(action->queue_id);
-}
-
-static void
-drop_queue(const Action *action)
-{
-	idemq_wake_queue(action->qstate, action->queue_id);
-	free_qstate(action);
-}
-
-/* Nothing of this database is known any more. */
-static void
-pending_forget_database(const Action *action)
+forget_database(void)
 {
 	idemq_version_move(0);
 	/* In this order: no entry is left that another state would have to count. */
@@ -427,36 +326,10 @@ pending_forget_database(const Action *action)
 	idemq_worker_recheck(MyDatabaseId);
 }
 
-/*
- * Rows have changed, and memory has not been told which; or our own claims have passed some
- * unseen.
- */
+/* Has sessions and the worker look at the settings of a queue (0: of all queues), whose version has moved. */
 static void
-unset_database(const Action *action)
+follow_settings(int32 queue_id)
 {
-	idemq_qstates_unset_database(MyDatabaseId);
-	idemq_wake_for_results(MyDatabaseId);
-}
-
-static void
-notify_event(const Action *action)
-{
-	JobNews news = {action->event, action->u.attempt, action->job_id};
-
-	idemq_notify_ring_add(action->qstate, action->queue_id, &news);
-}
-
-static void
-pending_wake_for_results(const Action *action)
-{
-	idemq_wake_for_results(MyDatabaseId);
-}
-
-/* The settings of a queue (0: of all queues) have changed, and their version has moved. */
-static void
-pending_follow_settings(const Action *action)
-{
-	int32 queue_id = action->queue_id;
 	QueueState *qstate = queue_id == 0 ? NULL : idemq_qstate_find(MyDatabaseId, queue_id);
 
 	idemq_due_by(qstate, DUE_HANDLER, 0);
@@ -475,96 +348,166 @@ pending_follow_settings(const Action *action)
 		idemq_wake_queue(qstate, queue_id);
 }
 
-/*
- * Holds of a queue or of its groups have changed, and the version of its settings has moved.  The
- * worker looks up when they end (worker/waking.c).
- */
+/* Does what an action calls for after the commit. */
 static void
-pending_follow_holds(const Action *action)
+action_commit(const Action *action)
 {
-	idemq_due_by(idemq_qstate_find(MyDatabaseId, action->queue_id), DUE_READY, 0);
+	QueueState *qstate = action->qstate;
+	int32 queue_id = action->queue_id;
+
+	switch (action->kind)
+	{
+		case ACTION_CLAIM:
+			idemq_due_by(idemq_qstate_current(qstate, queue_id), DUE_LEASE,
+						 idemq_lease_activate(action->job_id, action->token));
+			break;
+		case ACTION_CLAIM_ROWONLY:
+		case ACTION_RECOVER:
+			idemq_qstate_need_recovery(qstate, queue_id);
+			break;
+		case ACTION_END:
+			drop_ended(action);
+			pg_fallthrough;
+		case ACTION_FINISHED:
+			idemq_dependency_finished(qstate, queue_id, action->job_id);
+			idemq_wake_for_result(action->job_id);
+			if (unlikely(action->finished != NOT_ANNOUNCED))
+				idemq_finished_ring_add(qstate, queue_id, action->job_id,
+										(JobStatus) action->finished);
+			break;
+		case ACTION_CANCEL:
+			if (action->token != 0)
+				idemq_lease_unmark_cancel(action->job_id, action->token, false);
+			break;
+		case ACTION_CREATE_QUEUE:
+			break;
+		case ACTION_DROP_QUEUE:
+			idemq_wake_queue(qstate, queue_id);
+			idemq_qstate_forget_queue(queue_id);
+			break;
+		case ACTION_FORGET:
+			forget_database();
+			break;
+		case ACTION_EVENT:
+			idemq_notify_ring_add(qstate, queue_id,
+								  &(JobNews){action->event, action->u.attempt, action->job_id});
+			break;
+		case ACTION_ROWS:
+			idemq_qstates_unset_database(MyDatabaseId);
+			pg_fallthrough;
+		case ACTION_GONE:
+			idemq_wake_for_results(MyDatabaseId);
+			break;
+		case ACTION_SETTINGS:
+			follow_settings(queue_id);
+			break;
+		case ACTION_HOLDS:
+			/* The worker looks up when they end (worker/waking.c). */
+			idemq_due_by(idemq_qstate_find(MyDatabaseId, queue_id), DUE_READY, 0);
+			break;
+		case ACTION_GROUPS:
+			idemq_groups_drop_low_water_marks(idemq_qstate_find(MyDatabaseId, queue_id), queue_id);
+			break;
+		case ACTION_SWITCH:
+			idemq_version_move_following();
+			/* The worker now has something to do, or nothing, or a row to write again. */
+			idemq_worker_need_by(0);
+			break;
+		case ACTION_SCHEDULES:
+			idemq_worker_note_schedules();
+			break;
+		case ACTION_RESUME:
+			idemq_wake_if_ready(NULL, queue_id, PG_INT32_MAX);
+			break;
+		case ACTION_EXTENSION:
+			idemq_worker_visit(action->u.database);
+			break;
+	}
 }
 
+/* Undoes an action that was made in advance, after an abort. */
 static void
-forget_settings(const Action *action)
+action_abort(const Action *action)
 {
-	idemq_queue_cache_forget(action->queue_id);
+	Lease dropped;
+
+	switch (action->kind)
+	{
+		case ACTION_CLAIM:
+			if (!action->has_prior)
+				(void) drop_lease(action, &dropped);
+			else if (!idemq_lease_restore(action->job_id, action->token, &priors[--npriors]))
+				idemq_scan_start_unset(action->qstate, action->queue_id);
+			if (action->transferred)
+				idemq_transfer_note_end(action->queue_id, true, 1);
+			pg_fallthrough;
+		case ACTION_CLAIM_ROWONLY:
+			/* Others may have passed the job because of the claim. */
+			show_again(action, action->priority, action->u.ready_at);
+			break;
+		case ACTION_END:
+			undo_end(action);
+			break;
+		case ACTION_CANCEL:
+			if (action->token != 0)
+				idemq_lease_unmark_cancel(action->job_id, action->token, true);
+			break;
+		case ACTION_CREATE_QUEUE:
+			idemq_qstate_forget_queue(action->queue_id);
+			break;
+		case ACTION_FORGET:
+			/* Claims of this transaction have passed jobs that are there again. */
+			idemq_qstates_unset_database(MyDatabaseId);
+			idemq_wake_for_results(MyDatabaseId);
+			break;
+		case ACTION_SETTINGS:
+		case ACTION_HOLDS:
+			idemq_queue_cache_forget(action->queue_id);
+			break;
+		case ACTION_SWITCH:
+			/* This session too looks again: it has read what it wrote. */
+			idemq_version_move_following();
+			break;
+		default:
+			break;
+	}
 }
 
+/* Does what must be done at PREPARE, because no session will do it at the transaction's end. */
 static void
-check_groups(const Action *action)
+action_prepare(const Action *action)
 {
-	idemq_groups_drop_low_water_marks(idemq_qstate_find(MyDatabaseId, action->queue_id),
-									  action->queue_id);
-}
+	Lease lease;
 
-/* All sessions look again, this one too: it has read what it wrote. */
-static void
-look_again(const Action *action)
-{
-	idemq_version_move_following();
+	switch (action->kind)
+	{
+		case ACTION_END:
+			/*
+			 * No session can undo this end any more, so the entry goes.  An entry whose worker has
+			 * also ended the attempt stays, and says how: a reaper comes back to it until the row is
+			 * free (job/reap.c).
+			 */
+			if (idemq_lease_get(action->job_id, &lease) && lease.token == action->token &&
+				lease.loss >= LOSS_RETURNED)
+				undo_end(action);
+			else
+				drop_ended(action);
+			break;
+		case ACTION_CREATE_QUEUE:
+			/* After COMMIT PREPARED, the first session that looks the queue up gives it a state. */
+			idemq_qstate_forget_queue(action->queue_id);
+			break;
+		case ACTION_CANCEL:
+			action_commit(action);
+			break;
+		case ACTION_SETTINGS:
+		case ACTION_HOLDS:
+			action_abort(action);
+			break;
+		default:
+			break;
+	}
 }
-
-/* So does the worker: it has something to do now, or nothing, or a row to write again. */
-static void
-switched(const Action *action)
-{
-	look_again(action);
-	idemq_worker_need_by(0);
-}
-
-static void
-pending_note_schedules(const Action *action)
-{
-	idemq_worker_note_schedules();
-}
-
-static void
-wake_resumed(const Action *action)
-{
-	idemq_wake_if_ready(NULL, action->queue_id, PG_INT32_MAX);
-}
-
-static void
-visit_database(const Action *action)
-{
-	idemq_worker_visit(action->u.database);
-}
-
-/*
- * What follows.  The queue state of a queue that is created goes at PREPARE, since nothing follows
- * ROLLBACK PREPARED; after COMMIT PREPARED the first session that looks the queue up gives it
- * another.
- */
-/* clang-format off */
-static const struct
-{
-	void (*commit)(const Action *action); /* NULL: nothing follows */
-	void (*abort)(const Action *action);
-	void (*prepare)(const Action *action);
-} rules[] = {
-	/*                         commit            abort               prepare */
-	[ACTION_CLAIM] =          {start_lease,      undo_claim,         NULL},
-	[ACTION_CLAIM_ROWONLY] =  {need_recovery,    undo_claim_rowonly, NULL},
-	[ACTION_END] =            {end_lease,        undo_end,           prepare_end},
-	[ACTION_CANCEL] =         {unmark_cancel,    undo_cancel,        unmark_cancel},
-	[ACTION_RECOVER] =        {need_recovery,    NULL,               NULL},
-	[ACTION_CREATE_QUEUE] =   {NULL,             free_qstate,          free_qstate},
-	[ACTION_DROP_QUEUE] =     {drop_queue,       NULL,               NULL},
-	[ACTION_FORGET] =         {pending_forget_database,  unset_database,     NULL},
-	[ACTION_EVENT] =          {notify_event,     NULL,               NULL},
-	[ACTION_FINISHED] =       {tell_of_end,      NULL,               NULL},
-	[ACTION_GONE] =           {pending_wake_for_results, NULL,               NULL},
-	[ACTION_SETTINGS] =       {pending_follow_settings,  forget_settings,    forget_settings},
-	[ACTION_HOLDS] =          {pending_follow_holds,     forget_settings,    forget_settings},
-	[ACTION_GROUPS] =         {check_groups,     NULL,               NULL},
-	[ACTION_SWITCH] =         {switched,         look_again,         NULL},
-	[ACTION_SCHEDULES] =      {pending_note_schedules,   NULL,               NULL},
-	[ACTION_RESUME] =         {wake_resumed,     NULL,               NULL},
-	[ACTION_ROWS] =           {unset_database,   NULL,               NULL},
-	[ACTION_EXTENSION] =      {visit_database,   NULL,               NULL},
-};
-/* clang-format on */
 
 /* Remembers the job that this transaction has claimed; nothing if it has claimed several. */
 static void
@@ -632,21 +575,15 @@ idemq_pending_apply(void)
 			idemq_lease_count_transferred(actions[i].job_id, actions[i].token);
 	}
 	for (int i = 0; i < nactions; i++)
-	{
-		if (rules[actions[i].kind].commit != NULL)
-			rules[actions[i].kind].commit(&actions[i]);
-	}
+		action_commit(&actions[i]);
 }
 
 /* Undoes the last action; at once, if its row turned out not to be ours. */
 void
 idemq_pending_undo_last(void)
 {
-	const Action *last = &actions[--nactions];
-
 	idemq_qstates_begin_change();
-	if (rules[last->kind].abort != NULL)
-		rules[last->kind].abort(last);
+	action_abort(&actions[--nactions]);
 	idemq_qstates_end_change();
 }
 
@@ -720,10 +657,7 @@ void
 idemq_pending_prepare(void)
 {
 	for (int i = 0; i < nactions; i++)
-	{
-		if (rules[actions[i].kind].prepare != NULL)
-			rules[actions[i].kind].prepare(&actions[i]);
-	}
+		action_prepare(&actions[i]);
 }
 
 /* Forgets all, at the end of the transaction, and ends what PREPARE began. */
