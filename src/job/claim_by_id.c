@@ -154,7 +154,6 @@ is_paused(JobCall *call, JobsTable *table, bool *again)
 static Outcome
 take_job(JobCall *call, JobsTable *table, bool *again)
 {
-	int64 lease = idemq_settings_lease(&call->queue, call->lease);
 	TimestampTz until;
 	LimitView view;
 
@@ -166,7 +165,7 @@ take_job(JobCall *call, JobsTable *table, bool *again)
 		*again = write == JOB_CHANGED;
 		return write == JOB_WRITTEN ? OUTCOME_CANCELLED : OUTCOME_LOCKED;
 	}
-	call->args.deadline = call->args.now + lease;
+	call->args.deadline = call->args.now + idemq_settings_lease(&call->queue, call->lease);
 	until = Max(idemq_queue_closed_until(&call->queue), call->job.ready_at);
 	if (until > call->args.now)
 	{
@@ -175,8 +174,7 @@ take_job(JobCall *call, JobsTable *table, bool *again)
 	}
 	if (!idemq_recover_for_limits(&call->queue))
 		return OUTCOME_NOT_DUE;
-	switch (idemq_claim_one(table, &call->job, &call->queue, call->event, &call->args, lease,
-							call->flags))
+	switch (idemq_claim_one(table, &call->job, &call->queue, call->event, &call->args, call->flags))
 	{
 		case TAKE_CHANGED:
 			*again = true;

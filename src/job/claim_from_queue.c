@@ -93,15 +93,14 @@ static ScanStep
 claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 {
 	EventArgs args = {0};
-	int64 lease = idemq_settings_lease(&call->scan.queue, call->lease);
 	Datum values[CLAIM_COLUMN_COUNT + 2];
 	bool nulls[CLAIM_COLUMN_COUNT + 2];
 	int first = call->with_outcome ? 1 : 0;
 
 	args.now = idemq_now();
-	args.deadline = args.now + lease;
+	args.deadline = args.now + idemq_settings_lease(&call->scan.queue, call->lease);
 	args.worker = call->worker;
-	switch (idemq_claim_one(table, job, &call->scan.queue, EVENT_CLAIM, &args, lease, call->flags))
+	switch (idemq_claim_one(table, job, &call->scan.queue, EVENT_CLAIM, &args, call->flags))
 	{
 		case TAKE_BUSY:
 			return STEP_PASS;

@@ -56,13 +56,6 @@
 #include "shared/counts/counts.h"
 #include "shared/queue_states/queue_states.h"
 
-/* Returns whether jobs of a group are limited; those of the group without a name are not. */
-bool
-idemq_group_has_rate_limit(const QueueInfo *queue, Datum group)
-{
-	return queue->group_rate_limit > 0 && !idemq_is_no_group(group);
-}
-
 /* Returns the name of a group's bucket, with palloc'ed bytes: the queue's id, and the group. */
 static BucketName
 bucket_name(const QueueInfo *queue, Datum group)
@@ -97,51 +90,33 @@ idemq_starts_known_since(const QueueInfo *queue)
 }
 
 /*
- * Charges a group's bucket with a start, or asks it about one, by act.  Returns when to try again
- * if that is refused, DT_NOBEGIN otherwise.
+ * Returns when the rate of a group allows its next job to start, DT_NOBEGIN for now; with charge,
+ * counts a start if that is now.  A charge is never given back.  The group without a name, and group
+ * 0, have no rate.
  */
-static TimestampTz
-charge_bucket(const QueueInfo *queue, Datum group,
-			  void (*act)(const BucketName *, const RateLimit *, BucketCharge *))
+TimestampTz
+idemq_group_rate_limit(const QueueInfo *queue, Datum group, bool charge)
 {
-	RateLimit limit = idemq_rate_limit(queue->group_rate_limit, queue->group_rate_period,
-									   queue->group_rate_burst);
+	RateLimit limit;
 	const QueueState *qstate;
-	BucketCharge charge;
+	BucketCharge call;
 	BucketName name;
 
-	if (!idemq_group_has_rate_limit(queue, group))
+	if (queue->group_rate_limit == 0 || group == (Datum) 0 || idemq_is_no_group(group))
 		return DT_NOBEGIN;
+	limit = idemq_rate_limit(queue->group_rate_limit, queue->group_rate_period,
+							 queue->group_rate_burst);
 	qstate = idemq_qstate_current(queue->qstate, queue->id);
 	name = bucket_name(queue, group);
-	charge.used_up_at = idemq_starts_known_since(queue);
+	call.used_up_at = idemq_starts_known_since(queue);
 	/* If the queue has just lost its state, this may charge another queue that has it now. */
-	charge.qstate_index = idemq_qstate_index(qstate == NULL ? queue->qstate : qstate);
-	act(&name, &limit, &charge);
+	call.qstate_index = idemq_qstate_index(qstate == NULL ? queue->qstate : qstate);
+	if (charge)
+		idemq_bucket_charge(&name, &limit, &call);
+	else
+		idemq_bucket_ask(&name, &limit, &call);
 	pfree(unconstify(char *, name.name));
-	return charge.answer.allowed ? DT_NOBEGIN
-								 : idemq_now() + idemq_rate_retry_after(&charge.answer);
-}
-
-/* Charges the rate of a group with a start; returns as idemq_group_rate_limit_next. */
-TimestampTz
-idemq_group_rate_limit_take(const QueueInfo *queue, Datum name)
-{
-	return charge_bucket(queue, name, idemq_bucket_charge);
-}
-
-/* Returns when the rate of a group allows its next job to start; DT_NOBEGIN means now. */
-TimestampTz
-idemq_group_rate_limit_next(const QueueInfo *queue, Datum name)
-{
-	return charge_bucket(queue, name, idemq_bucket_ask);
-}
-
-/* Returns when the rate and hold of a group allow its next job to start; DT_NOBEGIN means now. */
-TimestampTz
-idemq_group_next_start(const QueueInfo *queue, Datum name)
-{
-	return Max(idemq_group_rate_limit_next(queue, name), idemq_group_held_until(queue, name));
+	return call.answer.allowed ? DT_NOBEGIN : idemq_now() + idemq_rate_retry_after(&call.answer);
 }
 
 /*

@@ -112,37 +112,18 @@ idemq_hold_find(const QueueInfo *queue, Datum group, Hold *hold)
 	return idemq_spi_row(&find_hold, values, hold, sizeof(*hold));
 }
 
-/* Returns whether a fetched job is in a group that can be held back. */
-static bool
-has_group(const Job *job)
-{
-	return job_has(job, COL_GROUP_KEY) && !idemq_is_no_group(job_value(job, COL_GROUP_KEY));
-}
-
-/* Returns the time until which a group is held back, or DT_NOBEGIN if it is not held back. */
-TimestampTz
-idemq_group_held_until(const QueueInfo *queue, Datum name)
-{
-	Hold hold;
-
-	if (likely(!queue->has_group_holds) || idemq_is_no_group(name) ||
-		!idemq_hold_find(queue, name, &hold) || hold.until <= idemq_now())
-		return DT_NOBEGIN;
-	return hold.until;
-}
-
 /*
- * Returns the time until which a hold of its group keeps a fetched job from starting, DT_NOBEGIN if
- * none does.  *was_held: the group has a hold that has ended.
+ * Returns the time until which a group is held back, DT_NOBEGIN if it is not.  *was_held: the group
+ * has a hold that has ended.  The group without a name, and group 0, cannot be held back.
  */
 TimestampTz
-idemq_group_holds_back(const QueueInfo *queue, const Job *job, bool *was_held)
+idemq_group_held_until(const QueueInfo *queue, Datum group, bool *was_held)
 {
 	Hold hold;
 
 	*was_held = false;
-	if (likely(!queue->has_group_holds) || !has_group(job) ||
-		!idemq_hold_find(queue, job_value(job, COL_GROUP_KEY), &hold))
+	if (likely(!queue->has_group_holds) || group == (Datum) 0 || idemq_is_no_group(group) ||
+		!idemq_hold_find(queue, group, &hold))
 		return DT_NOBEGIN;
 	*was_held = hold.until <= idemq_now();
 	return *was_held ? DT_NOBEGIN : hold.until;
@@ -159,7 +140,7 @@ forget_ended(const QueueInfo *queue, Datum group, TimestampTz claimed_at)
 
 /*
  * Called after a claim whose row this transaction has written: the next hold of the job's queue and
- * group may now begin.  was_held must be as idemq_group_holds_back left it.  The next lookup of the
+ * group may now begin.  was_held must be as idemq_group_held_until set it.  The next lookup of the
  * queue no longer has the hold.
  */
 void

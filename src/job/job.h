@@ -293,7 +293,7 @@ typedef enum TakeResult
 } TakeResult;
 
 extern TakeResult idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue,
-								  JobEvent event, EventArgs *args, int64 lease, int16 flags);
+								  JobEvent event, EventArgs *args, int16 flags);
 extern JobWrite idemq_job_defer(JobsTable *table, const Job *job, const QueueInfo *queue);
 
 /*
@@ -357,11 +357,8 @@ extern bool idemq_promote_group(const QueueInfo *queue, Datum name);
  *		group_rate_limit: how many jobs of a group may be started in group_rate_period.
  */
 
-extern bool idemq_group_has_rate_limit(const QueueInfo *queue, Datum group);
 extern int64 idemq_starts_known_since(const QueueInfo *queue);
-extern TimestampTz idemq_group_rate_limit_take(const QueueInfo *queue, Datum name);
-extern TimestampTz idemq_group_rate_limit_next(const QueueInfo *queue, Datum name);
-extern TimestampTz idemq_group_next_start(const QueueInfo *queue, Datum name);
+extern TimestampTz idemq_group_rate_limit(const QueueInfo *queue, Datum group, bool charge);
 extern JobWrite idemq_job_defer_until(JobsTable *table, const Job *job, const QueueInfo *queue,
 									  TimestampTz until);
 
@@ -510,8 +507,7 @@ typedef struct LimitView
 } LimitView;
 
 extern bool idemq_limit_may_transfer(const QueueInfo *queue);
-extern bool idemq_limit_take_rate(const QueueInfo *queue, bool transfers, RateAnswer *spent);
-extern void idemq_limit_undo_rate(const QueueInfo *queue, const RateAnswer *spent);
+extern bool idemq_limit_rate(const QueueInfo *queue, bool charge);
 extern void idemq_limit_view(const QueueInfo *queue, LimitView *view);
 extern bool idemq_limit_has_room(const QueueInfo *queue, LimitView *view);
 
@@ -614,8 +610,7 @@ typedef struct Hold
 } Hold;
 
 extern bool idemq_hold_find(const QueueInfo *queue, Datum group, Hold *hold);
-extern TimestampTz idemq_group_held_until(const QueueInfo *queue, Datum name);
-extern TimestampTz idemq_group_holds_back(const QueueInfo *queue, const Job *job, bool *was_held);
+extern TimestampTz idemq_group_held_until(const QueueInfo *queue, Datum group, bool *was_held);
 extern void idemq_holds_note_claim(const QueueInfo *queue, const Job *job, bool was_held,
 								   TimestampTz claimed_at);
 extern TimestampTz idemq_hold_begin(const Attempt *attempt, Datum group, TimestampTz now,

@@ -45,7 +45,9 @@ make_head(JobsTable *table, const QueueInfo *queue, const Job *job, EventArgs *a
 	args->takes_permit = args->ready_at == args->now;
 	if (args->takes_permit || !idemq_group_uses_permits(queue, name))
 	{
-		TimestampTz next = idemq_group_next_start(queue, name);
+		bool was_held;
+		TimestampTz next = Max(idemq_group_rate_limit(queue, name, false),
+							   idemq_group_held_until(queue, name, &was_held));
 
 		if (next > args->ready_at)
 			args->due = args->ready_at;

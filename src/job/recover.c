@@ -295,7 +295,7 @@ recover_step(const QueueInfo *queue, RecoveryPoint *point, int budget)
 	idemq_qstate_recovered_to(queue->qstate, queue->id, point);
 	/* Sessions that wait for the end of the search. */
 	if (point->priority == IDEMQ_PRIORITIES)
-		idemq_running_wake_refused(queue->qstate, queue->id, REFUSED_BY_RUNNING);
+		idemq_running_wake_refused(queue->qstate, queue->id);
 	return reaped;
 }
 
