@@ -93,6 +93,7 @@ unblock(JobCall *call, JobsTable *table)
 {
 	const QueueInfo *queue = &call->queue;
 	bool promoted = true;
+	EventArgs args;
 	Datum name;
 	Job first;
 
@@ -103,7 +104,8 @@ unblock(JobCall *call, JobsTable *table)
 			promoted = idemq_promote_child(table, queue, call->id);
 	}
 	else if (idemq_is_no_group(job_value(&call->job, COL_GROUP_KEY)))
-		idemq_promote_asked(table, queue, &call->job);
+		/* Without ownership of the group, which has permits for all its jobs. */
+		(void) idemq_promote_job(table, queue, &call->job, &args);
 	else
 	{
 		name = PointerGetDatum(PG_DETOAST_DATUM_COPY(job_value(&call->job, COL_GROUP_KEY)));
@@ -246,7 +248,7 @@ idemq_claim_by_id(JobCall *call, JobsTable *table)
 		/* Without a permit it waits for one, blocked. */
 		if (call->job.ready_at <= idemq_now() && idemq_lacks_permit(&call->queue, &call->job))
 		{
-			write = idemq_job_defer(table, &call->job, &call->queue);
+			write = idemq_job_defer(table, &call->job, &call->queue, DT_NOBEGIN);
 			if (write == JOB_LOCKED)
 				return OUTCOME_LOCKED;
 			if (write == JOB_WRITTEN)

@@ -184,13 +184,24 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 }
 
 /*
- * Makes blocked a fetched job that is due and has no permit of its group (job/permits.c), so that
- * it waits for one.  Never waits for its row.
+ * Makes a fetched job that is due wait: until a time when its group may start it, or, if until is
+ * DT_NOBEGIN, blocked, for a permit of its group (job/permits.c).  A job that waits for a time keeps its
+ * permit, or its position in its group.  Never waits for the job's row.
  */
 JobWrite
-idemq_job_defer(JobsTable *table, const Job *job, const QueueInfo *queue)
+idemq_job_defer(JobsTable *table, const Job *job, const QueueInfo *queue, TimestampTz until)
 {
-	EventArgs args = {.now = idemq_now()};
+	EventArgs args = {.now = idemq_now(),
+					  .ready_at = until,
+					  .priority = job->priority,
+					  .takes_permit = idemq_job_has_permit(job),
+					  .due = job->ready_at};
+	JobEvent event = job->status == JOB_RETRYING ? EVENT_RESCHEDULE_RETRYING : EVENT_RESCHEDULE;
 
-	return idemq_transition(table, job, queue, EVENT_DEFER, &args, JOB_SKIPS);
+	if (until == DT_NOBEGIN)
+	{
+		args = (EventArgs){.now = args.now};
+		event = EVENT_DEFER;
+	}
+	return idemq_transition(table, job, queue, event, &args, JOB_SKIPS);
 }

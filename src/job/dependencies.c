@@ -176,19 +176,6 @@ cancel_with(JobsTable *table, const QueueInfo *queue, const Job *job,
 	return idemq_transition(table, job, queue, EVENT_EXPIRE, args, JOB_SKIPS);
 }
 
-/* Notes that this transaction has released a child. */
-static void
-note_released(ReleasedChildren *released, int64 id, int64 token)
-{
-	int room = released->room;
-
-	released->ids = idemq_grow(released->ids, &room, released->count + 1, sizeof(int64));
-	released->tokens =
-		idemq_grow(released->tokens, &released->room, released->count + 1, sizeof(int64));
-	released->ids[released->count] = id;
-	released->tokens[released->count++] = token;
-}
-
 /*
  * Decides about a fetched child that is blocked, by what its look has found: it is cancelled,
  * waits, or, when its parents are done, becomes pending or joins its group.  failed: the parent
@@ -219,24 +206,23 @@ dependencies_decide(JobsTable *table, const QueueInfo *queue, const Job *job,
 		write = idemq_transition(table, job, queue, joins ? EVENT_JOIN_GROUP : EVENT_PROMOTE, &args,
 								 JOB_SKIPS);
 		if (write == JOB_WRITTEN)
-			note_released(released, job->id, token);
-		if (write == JOB_WRITTEN && joins)
-			*group = look->group;
+		{
+			int room = released->room;
+
+			released->ids = idemq_grow(released->ids, &room, released->count + 1, sizeof(int64));
+			released->tokens =
+				idemq_grow(released->tokens, &released->room, released->count + 1, sizeof(int64));
+			released->ids[released->count] = job->id;
+			released->tokens[released->count++] = token;
+			if (joins)
+				*group = look->group;
+		}
 	}
 	else if (cancels(&look->obstacle, look->on_failure))
 		write = cancel_with(table, queue, job, &look->obstacle, &args);
 	else
 		return dependencies_wait_for(queue, look);
 	return write == JOB_WRITTEN ? done : write == JOB_LOCKED ? HELD : LOOK_AGAIN;
-}
-
-/* Ends the waiting of the children that were released; in the transaction that did that. */
-void
-idemq_dependency_end_waits(ReleasedChildren *released)
-{
-	if (released->count > 0)
-		idemq_dependency_released(released->ids, released->tokens, released->count);
-	*released = (ReleasedChildren){0};
 }
 
 /* Fetches a child that is blocked by its parents; false when it is not, or is of another queue. */
@@ -284,8 +270,9 @@ look_at(JobsTable *table, const QueueInfo *queue, DependencyMark mark, int64 id,
 /*
  * Does what a mark is for that this session owns; the table's snapshot is younger than that.
  * next: the low-water mark of a parent's mark, that is, the child from which on its children must
- * be told; set to what is left.  released: the caller ends their waiting, by
- * idemq_dependency_end_waits, in the same transaction.  *group: for JOINED, the name of the group.
+ * be told; set to what is left.  Children whose waiting has ended are added to released: the caller
+ * writes that by idemq_dependency_released, in the same transaction.  *group: for JOINED, the name of
+ * the group.
  */
 Promotion
 idemq_dependency_promote(JobsTable *table, const QueueInfo *queue, DependencyMark mark, int64 id,
@@ -367,18 +354,6 @@ idemq_children_scan(JobsTable *table, const QueueInfo *queue, Slice *slice, Chil
 	return marked;
 }
 
-/* Adds the jobs of an edge to the filter. */
-static void
-note_edge(const DependencyEdge *edge)
-{
-	const int64 ids[] = {edge->child, edge->parent};
-	const int32 queues[] = {edge->child_queue, edge->parent_queue};
-	QueueInfo queue;
-
-	for (int i = 0; i < (int) lengthof(ids); i++)
-		idemq_dependency_note(idemq_queue_by_id(queues[i], &queue) ? queue.qstate : NULL, ids[i]);
-}
-
 /*
  * Has the filter know all dependencies of this database, if it does not yet.  When there are any,
  * a claim leaves that to the worker.
@@ -387,6 +362,7 @@ void
 idemq_dependencies_learn(const QueueInfo *queue)
 {
 	DependencyEdge last = {PG_INT64_MIN, PG_INT64_MIN, 0, 0};
+	QueueInfo of_job;
 	bool unseen = false;
 	uint32 *begun;
 	int count;
@@ -403,8 +379,15 @@ idemq_dependencies_learn(const QueueInfo *queue)
 
 		for (int i = 0; i < count; i++)
 		{
-			note_edge(&edges[i]);
-			unseen |= edges[i].parent_queue == 0;
+			const DependencyEdge *edge = &edges[i];
+
+			idemq_dependency_note(idemq_queue_by_id(edge->child_queue, &of_job) ? of_job.qstate
+																				: NULL,
+								  edge->child);
+			idemq_dependency_note(idemq_queue_by_id(edge->parent_queue, &of_job) ? of_job.qstate
+																				 : NULL,
+								  edge->parent);
+			unseen |= edge->parent_queue == 0;
 		}
 		if (count > 0)
 			last = edges[count - 1];

@@ -118,22 +118,3 @@ idemq_group_rate_limit(const QueueInfo *queue, Datum group, bool charge)
 	pfree(unconstify(char *, name.name));
 	return call.answer.allowed ? DT_NOBEGIN : idemq_now() + idemq_rate_retry_after(&call.answer);
 }
-
-/*
- * Makes a fetched job that is due wait until the time when its group may start it.  It keeps its
- * permit, or its position in its group.  Never waits for its row.
- */
-JobWrite
-idemq_job_defer_until(JobsTable *table, const Job *job, const QueueInfo *queue, TimestampTz until)
-{
-	EventArgs args = {.now = idemq_now(),
-					  .ready_at = until,
-					  .priority = job->priority,
-					  .takes_permit = idemq_job_has_permit(job),
-					  .due = job->ready_at};
-
-	return idemq_transition(table, job, queue,
-							job->status == JOB_RETRYING ? EVENT_RESCHEDULE_RETRYING
-														: EVENT_RESCHEDULE,
-							&args, JOB_SKIPS);
-}

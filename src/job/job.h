@@ -294,7 +294,8 @@ typedef enum TakeResult
 
 extern TakeResult idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue,
 								  JobEvent event, EventArgs *args, int16 flags);
-extern JobWrite idemq_job_defer(JobsTable *table, const Job *job, const QueueInfo *queue);
+extern JobWrite idemq_job_defer(JobsTable *table, const Job *job, const QueueInfo *queue,
+								TimestampTz until);
 
 /*
  * claim_row.c
@@ -359,8 +360,6 @@ extern bool idemq_promote_group(const QueueInfo *queue, Datum name);
 
 extern int64 idemq_starts_known_since(const QueueInfo *queue);
 extern TimestampTz idemq_group_rate_limit(const QueueInfo *queue, Datum group, bool charge);
-extern JobWrite idemq_job_defer_until(JobsTable *table, const Job *job, const QueueInfo *queue,
-									  TimestampTz until);
 
 /*
  * reap.c
@@ -677,7 +676,6 @@ typedef struct ReleasedChildren
 	int room;
 } ReleasedChildren;
 
-extern void idemq_dependency_end_waits(ReleasedChildren *released);
 extern Promotion idemq_dependency_promote(JobsTable *table, const QueueInfo *queue,
 										  DependencyMark mark, int64 id, int64 *next,
 										  ReleasedChildren *released, Datum *group);
@@ -705,7 +703,8 @@ extern Promotion idemq_group_pause_block(JobsTable *table, const QueueInfo *queu
 
 extern Promotion idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key,
 								   Datum name, GroupLowWater *low_water);
-extern void idemq_promote_asked(JobsTable *table, const QueueInfo *queue, const Job *job);
+extern JobWrite idemq_promote_job(JobsTable *table, const QueueInfo *queue, const Job *job,
+								  EventArgs *args);
 
 /*
  * follow.c

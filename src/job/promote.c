@@ -153,7 +153,8 @@ promote_key(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum
 	/* A snapshot that is younger than our ownership. */
 	idemq_jobs_refresh(table);
 	promoted = promote_owned(table, queue, &group, name, again, &released, &joined);
-	idemq_dependency_end_waits(&released);
+	if (released.count > 0)
+		idemq_dependency_released(released.ids, released.tokens, released.count);
 	return promoted || promote_joined(table, queue, joined);
 }
 
@@ -184,22 +185,6 @@ idemq_promote_child(JobsTable *table, const QueueInfo *queue, int64 id)
 	return promote_key(table, queue, &key, (Datum) 0);
 }
 
-/* Keeps the name of the group at which a scan stopped; NULL: none. */
-static void
-leave_off(int32 queue_id, Datum name)
-{
-	text *value = name == (Datum) 0 ? NULL : DatumGetTextPP(name);
-
-	if (left_off.name != NULL)
-		pfree(left_off.name);
-	left_off.name = NULL;
-	left_off.queue_id = queue_id;
-	if (value != NULL)
-		left_off.name = MemoryContextAlloc(TopMemoryContext, VARSIZE_ANY(value));
-	if (value != NULL)
-		memcpy(left_off.name, value, VARSIZE_ANY(value));
-}
-
 /*
  * Scans all groups of a queue, and promotes up to max that have no head.  Returns how many; if
  * these were not all, the queue is to be scanned again.  Begins behind the group at which the
@@ -218,13 +203,18 @@ scan_groups(JobsTable *table, const QueueInfo *queue, int max)
 	int promoted = 0;
 	Job job;
 
-	leave_off(0, (Datum) 0);
+	if (left_off.name != NULL)
+		pfree(left_off.name);
+	left_off.name = NULL;
 	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (promoted >= max)
 		{
-			leave_off(queue->id, name);
+			left_off.queue_id = queue->id;
+			MemoryContextSwitchTo(TopMemoryContext);
+			if (name != (Datum) 0)
+				left_off.name = DatumGetTextPCopy(name);
 			idemq_groups_want_scan(queue->qstate, queue->id, SCAN_GROUPS, false);
 			break;
 		}
@@ -249,13 +239,6 @@ scan_groups(JobsTable *table, const QueueInfo *queue, int max)
 	MemoryContextSwitchTo(old);
 	MemoryContextDelete(context);
 	return promoted;
-}
-
-/* Begins a slice of a worker's task; that of a claim is over when it has promoted enough. */
-static void
-begin_slice(Slice *slice)
-{
-	idemq_slice_begin(slice, idemq_worker_self() != NULL ? SLICE_OF_TASK : PG_INT64_MAX);
 }
 
 /*
@@ -287,7 +270,8 @@ promote_taken(JobsTable *table, const QueueInfo *queue, const GroupTaken *groups
 		if (joined != (Datum) 0)
 			all_joined = lappend(all_joined, DatumGetPointer(joined));
 	}
-	idemq_dependency_end_waits(&released);
+	if (released.count > 0)
+		idemq_dependency_released(released.ids, released.tokens, released.count);
 	/* Once all children are in their groups: ids decide which one is first. */
 	foreach(cell, all_joined)
 		promoted += promote_joined(table, queue, PointerGetDatum(lfirst(cell)));
@@ -380,7 +364,8 @@ idemq_promote_some(const QueueInfo *queue, int max)
 	Slice slice;
 	bool scan;
 
-	begin_slice(&slice);
+	/* That of a claim is over when it has promoted enough. */
+	idemq_slice_begin(&slice, idemq_worker_self() != NULL ? SLICE_OF_TASK : PG_INT64_MAX);
 	idemq_jobs_open(&table);
 	idemq_dependencies_learn(queue);
 	/* Before it is taken: what an error interrupts must be done again. */
