@@ -420,14 +420,26 @@ typedef enum GroupRoom
 {
 	GROUP_ROOM_TAKEN, /* or none was needed */
 	GROUP_ROOM_FULL,
-	GROUP_ROOM_NO_ENTRY /* shared memory has no free entry for the group */
+	GROUP_ROOM_NO_ENTRY, /* shared memory has no free entry for the group */
+	GROUP_ROOM_NOT_ASKED /* the queue is full */
 } GroupRoom;
 
-extern GroupRoom idemq_group_room_try(JobsTable *table, const QueueInfo *queue,
-									  const JobChange *columns, int64 *taken);
-extern void idemq_group_room_return(const QueueInfo *queue, const JobChange *columns, int64 taken);
-pg_noreturn extern void idemq_group_room_refuse(const QueueInfo *queue, const JobChange *columns,
-												GroupRoom why);
+/* The room of a new job; all 0 before it is taken. */
+typedef struct NewJobRoom
+{
+	int64 in_queue; /* taken for the job */
+	int64 in_group;
+	bool has_in_queue; /* the job has room in the queue, even if none had to be taken for it */
+	bool has_in_group;
+	GroupRoom group; /* what the last attempt to take room found */
+} NewJobRoom;
+
+extern bool idemq_new_job_room_take(JobsTable *table, const QueueInfo *queue,
+									const JobChange *columns, NewJobRoom *room);
+extern void idemq_new_job_room_give_back(const QueueInfo *queue, const JobChange *columns,
+										 NewJobRoom *room);
+pg_noreturn extern void idemq_new_job_room_refuse(const QueueInfo *queue, const JobChange *columns,
+												  const NewJobRoom *room);
 extern bool idemq_room_for_new_job(JobsTable *table, const QueueInfo *queue,
 								   const JobChange *columns, WhenFull rule);
 extern GroupAsks *idemq_group_rooms_begin(JobsTable *table, const QueueInfo *queue,

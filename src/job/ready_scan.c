@@ -98,13 +98,6 @@ read_on(ReadyScan *scan, JobsTable *table, int most, ReadAhead *fill)
 	return found;
 }
 
-/* Returns whether a session sleeps that could take the queue's next job. */
-static bool
-somebody_sleeps(const ReadyScan *scan)
-{
-	return idemq_waiters_any(idemq_waiters_of_queue(scan->queue.qstate));
-}
-
 /*
  * Called where the scan has stopped, at an entry with that key.  Copies entries for the read-ahead
  * buffer, if it is this session's turn; sets scan->more if there is an entry that a sleeping
@@ -116,7 +109,7 @@ look_ahead(ReadyScan *scan, JobsTable *table, PriorityScan *within, ReadyKey key
 	const ReadAheadView *read_ahead = &scan->view.read_ahead;
 	int left = read_ahead->count - within->next + read_ahead->left;
 	bool small = scan->wanted <= READ_AHEAD_MAX_WANTED;
-	bool sleeps = somebody_sleeps(scan);
+	bool sleeps = idemq_waiters_any(idemq_waiters_of_queue(scan->queue.qstate));
 
 	if (within->in_read_ahead)
 	{
@@ -146,7 +139,7 @@ more_behind(ReadyScan *scan, JobsTable *table, int stopped_at)
 {
 	bool more = false;
 
-	if (!somebody_sleeps(scan))
+	if (!idemq_waiters_any(idemq_waiters_of_queue(scan->queue.qstate)))
 		return false;
 	for (int p = stopped_at + 1; p < IDEMQ_PRIORITIES && !more; p++)
 	{
@@ -160,20 +153,6 @@ more_behind(ReadyScan *scan, JobsTable *table, int stopped_at)
 		idemq_jobs_scan_end(table);
 	}
 	return more;
-}
-
-/* Shows one due entry to the caller. */
-static ScanStep
-ready_scan_consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
-{
-	MemoryContext old;
-	ScanStep step;
-
-	MemoryContextReset(scan->row_context);
-	old = MemoryContextSwitchTo(scan->row_context);
-	step = scan->consider(scan, table, priority, key);
-	MemoryContextSwitchTo(old);
-	return step;
 }
 
 /*
@@ -198,6 +177,7 @@ scan_priority(ReadyScan *scan, JobsTable *table, int priority)
 	for (;;)
 	{
 		ReadyKey key = next_entry(scan, table, &within);
+		MemoryContext old;
 		ScanStep step;
 
 		CHECK_FOR_INTERRUPTS();
@@ -207,7 +187,10 @@ scan_priority(ReadyScan *scan, JobsTable *table, int priority)
 			scan->next_due = Min(scan->next_due, key.ready_at);
 			break;
 		}
-		step = ready_scan_consider(scan, table, priority, key);
+		MemoryContextReset(scan->row_context);
+		old = MemoryContextSwitchTo(scan->row_context);
+		step = scan->consider(scan, table, priority, key);
+		MemoryContextSwitchTo(old);
 		if (!within.stayed)
 			within.reach = step == STEP_STAY ? key : ready_key_after(key);
 		within.stayed |= step == STEP_STAY;
@@ -225,7 +208,7 @@ scan_priority(ReadyScan *scan, JobsTable *table, int priority)
 }
 
 /*
- * Goes through the queue's due entries until ready_scan_consider answers STEP_STOP, or has
+ * Goes through the queue's due entries until scan->consider returns STEP_STOP, or has
  * set scan->stopped: from its scan starts, or from the start of the index.  table is
  * not open yet: it stays open, for the caller to close.
  */
@@ -261,22 +244,9 @@ idemq_ready_scan(ReadyScan *scan, JobsTable *table, bool from_start)
 	}
 }
 
-/* Fetches the row of the entry at hand, as the snapshot sees it; false when it sees none. */
-static bool
-fetch_row(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key, Job *job)
-{
-	TidHint tid_hint;
-
-	if (scan->entry == NULL)
-		return idemq_jobs_scan_row(table, job);
-	tid_hint = (TidHint){scan->entry->tid, scan->view.read_ahead.file};
-	return idemq_jobs_fetch_at(table, &tid_hint, key.id, job) && job->ready_at == key.ready_at &&
-		   job->priority == priority && job->queue_id == scan->queue.id;
-}
-
 /*
  * Fetches the job of the entry at hand, if it may be claimed as far as its lease entry and
- * the snapshot tell; false: the scan start may pass it.  To be called by ready_scan_consider.
+ * the snapshot tell; false: the scan start may pass it.  To be called by scan->consider.
  *
  * For a job whose attempt is ending, the row is asked as well.  Most of the time the job is not
  * ready, and what makes it ready commits after our snapshot and lowers the scan start.  Otherwise
@@ -287,9 +257,21 @@ bool
 idemq_ready_job(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key, Job *job)
 {
 	LeaseHold hold = idemq_lease_hold(key.id);
+	bool is_seen;
 
-	if (hold == LEASE_HOLDS || !fetch_row(scan, table, priority, key, job) ||
-		!idemq_transition_allowed(EVENT_CLAIM, job->status))
+	if (hold == LEASE_HOLDS)
+		return false;
+	if (scan->entry == NULL)
+		is_seen = idemq_jobs_scan_row(table, job);
+	else
+	{
+		TidHint tid_hint = {scan->entry->tid, scan->view.read_ahead.file};
+
+		is_seen = idemq_jobs_fetch_at(table, &tid_hint, key.id, job) &&
+				  job->ready_at == key.ready_at && job->priority == priority &&
+				  job->queue_id == scan->queue.id;
+	}
+	if (!is_seen || !idemq_transition_allowed(EVENT_CLAIM, job->status))
 		return false;
 	if (hold == LEASE_HOLDS_NOT)
 		return true;

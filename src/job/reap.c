@@ -37,67 +37,47 @@
 /* A call gives up after so many batches in a row from which it took nothing back. */
 #define MAX_IN_VAIN 16
 
-/*
- * What the loss of a lease does to its job: to one that is ready at once, to one that waits for its
- * next attempt (must_wait), and to one that had its last attempt.
- */
-static const struct
-{
-	JobEvent event;
-	JobEvent later;
-	JobEvent last;
-	const char *text; /* NULL: none */
-} losses[] = {[LOSS_EXPIRED] = {EVENT_REAP, EVENT_REAP_LATER, EVENT_REAP_DEAD, "lease expired"},
-			  [LOSS_SESSION] = {EVENT_REAP, EVENT_REAP_LATER, EVENT_REAP_DEAD,
-								"the worker's session ended"},
-			  [LOSS_TIMEOUT] = {EVENT_REAP, EVENT_REAP_LATER, EVENT_REAP_DEAD,
-								"job_timeout reached"},
-			  [LOSS_RETURNED] = {EVENT_RELEASE, EVENT_RELEASE, EVENT_RELEASE, NULL},
-			  [LOSS_FAILED] = {EVENT_FAIL, EVENT_FAIL, EVENT_DIE,
-							   "failed while the job's row was locked: see the server log"}};
-
-static const char *const handled_text = "the handler process has ended";
+static const char *const loss_texts[] = {[LOSS_EXPIRED] = "lease expired",
+										 [LOSS_SESSION] = "the worker's session ended",
+										 [LOSS_TIMEOUT] = "job_timeout reached",
+										 [LOSS_RETURNED] = NULL,
+										 [LOSS_FAILED] =
+											 "failed while the job's row was locked: see the "
+											 "server log"};
 
 /*
- * Returns whether the next attempt of a job waits as after a failure: the attempt failed, ran into
- * job_timeout or lost its process, or the one before it was lost as well.
+ * Writes the row of a fetched job whose lease has ended: the job is ready at once, or waits by the
+ * queue's retry policy, or is dead (see the top of this file).  Returns false if another transaction
+ * holds the row or has changed it.  A handler's job that has ended its process too often in a row
+ * stops the queue's handler.
  */
-static bool
-must_wait(const Job *job, LeaseLoss loss, bool crashed)
-{
-	if (loss >= LOSS_TIMEOUT)
-		return loss != LOSS_RETURNED;
-	return crashed || (job->flags & JOB_LOST) != 0;
-}
-
-/* Writes the row of a lease that ended; false when it is held or moved on. */
 bool
 idemq_reap_row(JobsTable *table, const Job *job, const QueueInfo *queue, LeaseLoss loss)
 {
-	EventArgs args = {0};
+	TimestampTz now = idemq_now();
 	bool crashed = job_is_handled(job) && loss < LOSS_RETURNED;
-	const char *text = crashed ? handled_text : losses[loss].text;
+	const char *text = crashed ? "the handler process has ended" : loss_texts[loss];
+	EventArgs args = {.now = now,
+					  .ready_at = now,
+					  .worker_lost = loss == LOSS_SESSION,
+					  .error = text != NULL ? cstring_to_text(text) : NULL};
 	int crashes = job_count(job->flags, JOB_CRASHED) + 1; /* with this one, if it is one */
-	JobEvent event = losses[loss].event;
+	JobEvent event = EVENT_REAP;
 
-	args.now = args.ready_at = idemq_now();
-	args.worker_lost = loss == LOSS_SESSION;
-	if (job->attempt >= job->max_attempts)
-		event = losses[loss].last;
-	else if (must_wait(job, loss, crashed))
+	if (loss == LOSS_RETURNED)
+		event = EVENT_RELEASE;
+	else if (job->attempt >= job->max_attempts)
+		event = loss == LOSS_FAILED ? EVENT_DIE : EVENT_REAP_DEAD;
+	else if (loss == LOSS_FAILED || loss == LOSS_TIMEOUT || crashed || (job->flags & JOB_LOST))
 	{
-		event = losses[loss].later;
+		event = loss == LOSS_FAILED ? EVENT_FAIL : EVENT_REAP_LATER;
 		args.ready_at += idemq_backoff(queue->retry_base, queue->retry_factor, queue->retry_max,
 									   queue->retry_jitter, job->attempt,
 									   pg_prng_double(&pg_global_prng_state));
 	}
-	args.error = text != NULL ? cstring_to_text(text) : NULL;
 	if (idemq_transition(table, job, queue, event, &args, JOB_SKIPS) != JOB_WRITTEN)
 		return false;
-	/*
-	 * A job that has ended its processes so often in a row is what ends them, whatever else the
-	 * handler has done meanwhile.
-	 */
+	/* The job ends its processes, whatever else the handler has done meanwhile. */
 	if (crashed && crashes >= HANDLER_MAX_CRASHES)
 		idemq_handler_crashed(queue->qstate, true);
 	return true;

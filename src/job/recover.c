@@ -299,24 +299,15 @@ recover_step(const QueueInfo *queue, RecoveryPoint *point, int budget)
 	return reaped;
 }
 
-/*
- * Does a step of the search for leases that memory lost, if there is one under way: as many index
- * entries as budget.
- */
-static void
-recover_some(const QueueInfo *queue, int budget)
+/* Does a step of the search for leases that memory lost, if there is one under way. */
+void
+idemq_recover_some(const QueueInfo *queue)
 {
 	RecoveryPoint point;
 
 	if (idemq_qstate_recovery_point(queue->qstate, queue->id, false, &point))
-		(void) recover_step(queue, &point, budget);
-}
-
-/* Does a step of that search: the worker's task. */
-void
-idemq_recover_some(const QueueInfo *queue)
-{
-	recover_some(queue, WORKER_STEP);
+		(void) recover_step(queue, &point,
+							idemq_worker_self() != NULL ? WORKER_STEP : RECOVERY_STEP);
 }
 
 /*
@@ -397,7 +388,7 @@ idemq_reap_some(const QueueInfo *queue)
 	if (queue->max_running > 0)
 		counted = idemq_recover_for_limits(queue);
 	else
-		recover_some(queue, RECOVERY_STEP);
+		idemq_recover_some(queue);
 	qstate = idemq_qstate_current(queue->qstate, queue->id);
 	if (qstate != NULL && idemq_due_at(qstate, DUE_LEASE) <= idemq_mono_now())
 	{

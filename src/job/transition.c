@@ -294,49 +294,6 @@ count_in_a_row(int16 flags, int16 which, bool again)
 	return (int16) ((flags & ~(which * JOB_COUNT_MAX)) | (count * which));
 }
 
-/*
- * Returns the flags of a job whose attempt has ended, but which is not finished.  A release does
- * not count as an attempt: what is known of the one before stays.
- */
-static int16
-flags_after_attempt(JobEvent event, int16 flags, bool handled)
-{
-	bool lost = event == EVENT_REAP || event == EVENT_REAP_LATER;
-
-	flags = count_in_a_row(flags, JOB_INTERRUPTED, event == EVENT_INTERRUPT);
-	if (lost || event == EVENT_FAIL)
-		flags = count_in_a_row(flags, JOB_CRASHED, lost && handled);
-	if (lost)
-		flags |= JOB_LOST;
-	else if (event == EVENT_FAIL)
-		flags &= ~JOB_LOST;
-	return flags;
-}
-
-/*
- * Returns the flags of a job after an event that sets or clears ready_at, or after a claim: whether
- * it has a permit of its group, and waits for the group's rate.
- */
-static int16
-flags_of_turn(const Transition *transition, const Job *job, const EventArgs *args)
-{
-	/* Another priority leaves the time as it is, and what it waits for. */
-	bool same_time = (transition->columns & PRIORITY) && !args->new_run_at && args->due == 0;
-	int16 flags = job->flags;
-
-	if (transition->ready != READY_KEEP)
-		flags &= ~JOB_PERMIT;
-	if (!same_time)
-		flags &= ~JOB_RATE_LIMITED;
-	if (transition->ready != READY_SET || !job_has(job, COL_GROUP_KEY))
-		return flags;
-	if (args->takes_permit)
-		flags |= JOB_PERMIT;
-	if (args->due != 0)
-		flags |= JOB_RATE_LIMITED;
-	return flags;
-}
-
 /* Returns the flags of a job after an event that does what transition says; see table/table.h. */
 static int16
 flags_after(JobEvent event, const Transition *transition, const Job *job, const QueueInfo *queue,
@@ -344,8 +301,21 @@ flags_after(JobEvent event, const Transition *transition, const Job *job, const 
 {
 	int16 flags = job->flags;
 
-	if (event == EVENT_CLAIM || transition->ready != READY_KEEP)
-		flags = flags_of_turn(transition, job, args);
+	/* Its turn: whether it has a permit of its group, and waits for the group's rate. */
+	if (transition->ready != READY_KEEP)
+		flags &= ~JOB_PERMIT;
+	/* Another priority leaves the time as it is, and what the job waits for. */
+	if ((event == EVENT_CLAIM || transition->ready != READY_KEEP) &&
+		((transition->columns & PRIORITY) == 0 || args->new_run_at || args->due != 0))
+		flags &= ~JOB_RATE_LIMITED;
+	if (transition->ready == READY_SET && job_has(job, COL_GROUP_KEY))
+	{
+		if (args->takes_permit)
+			flags |= JOB_PERMIT;
+		if (args->due != 0)
+			flags |= JOB_RATE_LIMITED;
+	}
+	/* Its attempt. */
 	if (event == EVENT_CLAIM || transition->to != JOB_RUNNING)
 		flags &= ~JOB_FLAGS_OF_ATTEMPT;
 	if (event == EVENT_CLAIM)
@@ -355,7 +325,18 @@ flags_after(JobEvent event, const Transition *transition, const Job *job, const 
 	else if (job_status_is_finished(transition->to))
 		flags &= JOB_HISTORY;
 	else if (job->status == JOB_RUNNING && transition->to != JOB_RUNNING)
-		flags = flags_after_attempt(event, flags, job_is_handled(job));
+	{
+		bool lost = event == EVENT_REAP || event == EVENT_REAP_LATER;
+
+		/* A release does not count as an attempt: what is known of the one before stays. */
+		flags = count_in_a_row(flags, JOB_INTERRUPTED, event == EVENT_INTERRUPT);
+		if (lost || event == EVENT_FAIL)
+			flags = count_in_a_row(flags, JOB_CRASHED, lost && job_is_handled(job));
+		if (lost)
+			flags |= JOB_LOST;
+		else if (event == EVENT_FAIL)
+			flags &= ~JOB_LOST;
+	}
 	if (adds_attempt(transition, job, queue) || adds_commit(transition, job))
 		flags |= JOB_HISTORY;
 	return flags;
@@ -475,12 +456,14 @@ static void
 write_history(const Transition *transition, const Job *job, const QueueInfo *queue,
 			  const EventArgs *args, bool deleted)
 {
-	if (deleted && (job->flags & JOB_HISTORY))
-		idemq_attempt_history_forget(&job->id, 1);
 	if (deleted)
+	{
+		if (job->flags & JOB_HISTORY)
+			idemq_attempt_history_forget(&job->id, 1);
 		idemq_steps_forget(&job->id, 1);
-	if (deleted && idemq_may_have_dependencies(queue->qstate, job->id))
-		idemq_dependency_forget(&job->id, 1);
+		if (idemq_may_have_dependencies(queue->qstate, job->id))
+			idemq_dependency_forget(&job->id, 1);
+	}
 	if (adds_attempt(transition, job, queue))
 		idemq_attempt_history_add(job, args->now, transition->history, args->error, args->details);
 	/* The steps were done for the former payload. */
@@ -488,34 +471,6 @@ write_history(const Transition *transition, const Job *job, const QueueInfo *que
 		idemq_steps_void(job->id);
 	if (adds_commit(transition, job))
 		idemq_attempt_history_add_commit(job);
-}
-
-/* Deletes the row of a job that completes; JOB_LOCKED if it is held or needed. */
-static JobWrite
-delete_at_once(JobsTable *table, const Job *job, const QueueInfo *queue)
-{
-	bool related;
-	JobWrite write = idemq_jobs_may_delete(table, job, queue->qstate, JOB_COMPLETED, &related);
-
-	if (write != JOB_WRITTEN)
-		return write;
-	write = idemq_jobs_delete(table, job);
-	if (write == JOB_WRITTEN)
-		idemq_jobs_check_deleted(queue->qstate, job->id, related);
-	return write;
-}
-
-/*
- * Returns whether an event would make a job ready even though its group is paused.  A promotion
- * checks this beforehand.
- */
-static bool
-must_stay_paused(JobsTable *table, const Transition *transition, const Job *job,
-				 const QueueInfo *queue)
-{
-	return transition->ready == READY_SET && transition != &transitions[EVENT_PROMOTE] &&
-		   job_has(job, COL_GROUP_KEY) &&
-		   idemq_jobs_group_is_paused(table, queue, job_value(job, COL_GROUP_KEY), NULL);
 }
 
 /*
@@ -533,19 +488,21 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 {
 	const Transition *transition = &transitions[event];
 	Transition paused;
-	/* The row goes at once, unless somebody holds or needs it: then retention deletes it. */
-	bool deleted = transition->to == JOB_COMPLETED && keeps_nothing(job, queue);
-	bool continues = idemq_dead_letter_wants(queue, job, transition->to);
+	bool deletes = transition->to == JOB_COMPLETED && keeps_nothing(job, queue);
+	bool adds_record = idemq_dead_letter_wants(queue, job, transition->to);
+	bool has_children;
 	EventArgs args = *given;
 	QueueInfo dead;
 	JobChange change;
-	JobWrite write = JOB_LOCKED;
+	JobWrite write;
 
 	IDEMQ_STOP("idemq_transition");
 	if (!idemq_transition_allowed(event, job->status))
 		elog(ERROR, "event %d is not allowed for a job in status %s", event,
 			 idemq_status_name(job->status));
-	if (must_stay_paused(table, transition, job, queue))
+	/* In a paused group no event makes a job ready.  A promotion has checked this beforehand. */
+	if (transition->ready == READY_SET && event != EVENT_PROMOTE && job_has(job, COL_GROUP_KEY) &&
+		idemq_jobs_group_is_paused(table, queue, job_value(job, COL_GROUP_KEY), NULL))
 	{
 		paused = *transition;
 		paused.to = JOB_BLOCKED;
@@ -553,14 +510,22 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 		paused.columns |= RUN_AT;
 		transition = &paused;
 	}
-	if (continues && !idemq_dead_letter_hold(queue, wait, &dead))
+	if (adds_record && !idemq_dead_letter_hold(queue, wait, &dead))
 		return JOB_LOCKED;
 	if (is_asked(transition, job, TAKES_REQUEST))
 		args.ready_at = Max(args.ready_at, job_time(job, COL_RERUN_AT));
-	if (deleted)
-		write = delete_at_once(table, job, queue);
-	deleted = write != JOB_LOCKED;
-	if (!deleted)
+
+	if (deletes)
+	{
+		write = idemq_jobs_may_delete(table, job, queue->qstate, JOB_COMPLETED, &has_children);
+		if (write == JOB_WRITTEN)
+			write = idemq_jobs_delete(table, job);
+		if (write == JOB_WRITTEN)
+			idemq_jobs_check_deleted(queue->qstate, job->id, has_children);
+		/* Retention deletes a row later that another transaction holds or needs. */
+		deletes = write != JOB_LOCKED;
+	}
+	if (!deletes)
 	{
 		fill_change(&change, transition, job, &args,
 					flags_after(event, transition, job, queue, &args));
@@ -572,6 +537,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	}
 	if (write != JOB_WRITTEN)
 		return write;
+
 	transition_note(transition, job, queue, &args);
 	idemq_pending_counts_event(queue->id, transition->counters);
 	if (transition->timed != UNTIMED)
@@ -580,8 +546,8 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 									transition->timed == TIMED_WAIT ? job->ready_at
 																	: job->claimed_at,
 									args.now);
-	write_history(transition, job, queue, &args, deleted);
-	if (continues)
+	write_history(transition, job, queue, &args, deletes);
+	if (adds_record)
 		idemq_dead_letter_add(job, queue, &dead, transition->to, args.error);
 	if (is_asked(transition, job, SERVES_REQUEST))
 		serve_request(table, job->id, queue, args.now);
