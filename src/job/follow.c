@@ -256,7 +256,6 @@ idemq_follow_end(void)
 	wait_for_apply_worker(WORKER_STEPS);
 	/* A prepared transaction holds its locks until somebody ends it. */
 	if (idemq_spi_row(&follow_find_prepared, &jobs, &gid, sizeof(gid)))
-
 		ereport(
 			ERROR, errcode(ERRCODE_OBJECT_IN_USE),
 			errmsg("prepared transaction \"%s\" has written jobs", TextDatumGetCString(gid)),

@@ -204,24 +204,6 @@ check_claimed_since(const Attempt *attempt, Datum group, TimestampTz ended_at)
 				"Release the job with idemq.release. A new hold can begin after the next claim."));
 }
 
-/* Records who began a hold.  Extensions are not recorded, because there may be many. */
-static void
-audit_begin(const Attempt *attempt, Datum group, TimestampTz until)
-{
-	AuditEntry entry = {.action = "hold_back",
-						.queue = &attempt->queue,
-						.job_id = attempt->id,
-						.members = {"scope", group == (Datum) 0 ? "queue" : "group", "until",
-									in_words(until)}};
-
-	if (group != (Datum) 0)
-	{
-		entry.members[4] = "group_key";
-		entry.members[5] = TextDatumGetCString(group);
-	}
-	idemq_audit(&entry);
-}
-
 /*
  * Holds back a group, or, if group is 0, the whole queue of a current attempt until a time that is
  * later than now, a time read before the call.  Returns when the hold ends, which may be later.
@@ -233,11 +215,9 @@ idemq_hold_begin(const Attempt *attempt, Datum group, TimestampTz now, Timestamp
 {
 	const QueueInfo *queue = &attempt->queue;
 	Hold hold;
-	bool found;
-	bool begins;
+	bool found = idemq_hold_find(queue, group, &hold);
+	bool begins = !found || hold.until <= now;
 
-	found = idemq_hold_find(queue, group, &hold);
-	begins = !found || hold.until <= now;
 	if (!begins && until <= hold.until)
 		return hold.until;
 	check_end(queue, begins ? now : hold.began_at, until);
@@ -249,8 +229,22 @@ idemq_hold_begin(const Attempt *attempt, Datum group, TimestampTz now, Timestamp
 								  TimestampTzGetDatum(until), Int64GetDatum(attempt->id),
 								  Int64GetDatum(attempt->token), TimestampTzGetDatum(now)},
 						NULL);
+	/* Extensions are not recorded in idemq.audit, because there may be many. */
 	if (begins)
-		audit_begin(attempt, group, until);
+	{
+		AuditEntry entry = {.action = "hold_back",
+							.queue = queue,
+							.job_id = attempt->id,
+							.members = {"scope", group == (Datum) 0 ? "queue" : "group", "until",
+										in_words(until)}};
+
+		if (group != (Datum) 0)
+		{
+			entry.members[4] = "group_key";
+			entry.members[5] = TextDatumGetCString(group);
+		}
+		idemq_audit(&entry);
+	}
 	return until;
 }
 

@@ -80,14 +80,6 @@ idemq_tick_key_own(int32 queue_id, const char *key, int length)
 	own.subid = GetCurrentSubTransactionId();
 }
 
-/* Returns whether a key is that of the tick under way. */
-static bool
-is_own(int32 queue_id, const char *key, int length)
-{
-	return own.queue_id == queue_id && own.length == length && memcmp(own.key, key, length) == 0 &&
-		   own.xid == GetTopTransactionIdIfAny() && SubTransactionIsActive(own.subid);
-}
-
 /* Returns the length of the name in a key of a tick's shape, 0 for other keys. */
 static int
 name_length(const char *key, int length)
@@ -106,19 +98,25 @@ name_length(const char *key, int length)
 	return length - SHAPE_LENGTH;
 }
 
-/* Raises 42501 for the key of a tick of somebody else's schedule in this queue. */
+/* Raises 42501 for the key of a tick of a schedule in this queue that the role may not change. */
 void
 idemq_tick_key_check(int32 queue_id, Datum key)
 {
 	text *value = DatumGetTextPP(key);
-	int length = name_length(VARDATA_ANY(value), VARSIZE_ANY_EXHDR(value));
+	const char *bytes = VARDATA_ANY(value);
+	int length = VARSIZE_ANY_EXHDR(value);
+	int name = name_length(bytes, length);
 	Creator creator;
 	Datum values[2];
 
 	IDEMQ_STOP("idemq_tick_key_check");
-	if (length == 0 || is_own(queue_id, VARDATA_ANY(value), VARSIZE_ANY_EXHDR(value)))
+	if (name == 0)
 		return;
-	values[0] = PointerGetDatum(cstring_to_text_with_len(VARDATA_ANY(value), length));
+	/* The key of the tick under way. */
+	if (own.queue_id == queue_id && own.length == length && memcmp(own.key, bytes, length) == 0 &&
+		own.xid == GetTopTransactionIdIfAny() && SubTransactionIsActive(own.subid))
+		return;
+	values[0] = PointerGetDatum(cstring_to_text_with_len(bytes, name));
 	values[1] = Int32GetDatum(queue_id);
 	if (idemq_spi_row(&find_schedule, values, &creator, sizeof(creator)) &&
 		!idemq_may_change_schedule(queue_id, NameStr(creator.role), creator.oid))

@@ -67,16 +67,6 @@ refuse(int64 parent, const char *argument)
 			"privilege on its queue."));
 }
 
-/* Locks a queue; false when another transaction drops it, and this one would not wait. */
-static bool
-lock_queue(int32 queue_id, JobWait wait)
-{
-	if (wait != JOB_WAITS)
-		return idemq_queue_try_lock(queue_id, AccessShareLock);
-	idemq_queue_lock(queue_id, AccessShareLock);
-	return true;
-}
-
 /*
  * Looks a parent up that an argument names, notes it in the filter, and locks its row; *queue: of the
  * parent before, and then of this one.  Raises IQ002.  False when another transaction deletes the parent
@@ -98,7 +88,9 @@ idemq_parent_hold(JobsTable *table, const char *argument, int64 parent, JobWait 
 			/* Before the lock, whose wait would tell of the job; and after it: it may be gone. */
 			if (!idemq_queue_allows(job->queue_id, PRIVILEGE_ALL, queue))
 				refuse(parent, argument);
-			if (!lock_queue(job->queue_id, wait))
+			if (wait == JOB_WAITS)
+				idemq_queue_lock(job->queue_id, AccessShareLock);
+			else if (!idemq_queue_try_lock(job->queue_id, AccessShareLock))
 				return false;
 			if (!idemq_queue_allows(job->queue_id, PRIVILEGE_ALL, queue))
 				refuse(parent, argument);

@@ -84,21 +84,6 @@ idemq_reap_row(JobsTable *table, const Job *job, const QueueInfo *queue, LeaseLo
 }
 
 /*
- * Locks the row of a lease that this transaction has marked; returns whether the mark is still
- * its own.  It is not if another session has had the row since, ended the attempt, and rolled
- * that back: then a heartbeat may have been answered meanwhile.
- */
-static bool
-hold_marked(JobsTable *table, const Job *job, int64 token)
-{
-	Lease lease;
-
-	return idemq_jobs_lock(table, job, LockTupleNoKeyExclusive, JOB_SKIPS) == JOB_WRITTEN &&
-		   idemq_lease_get(job->id, &lease) && lease.token == token && lease.ending.reaping &&
-		   lease.ending.finisher == IDEMQ_MY_PROC_NUMBER;
-}
-
-/*
  * Takes back one expired lease of the queue; returns whether it did.  It does not reap what this
  * transaction itself has locked.  The table's snapshot must be younger than the caller's
  * knowledge of the lease: then a row that does not show that attempt has moved on.
@@ -107,6 +92,7 @@ bool
 idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 token)
 {
 	LeaseLoss loss = LOSS_EXPIRED;
+	Lease lease;
 	Job job;
 
 	idemq_pending_reserve();
@@ -127,8 +113,15 @@ idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 tok
 			idemq_pending_ready_note(queue->qstate, queue->id, job.priority, job_ready_key(&job));
 		return false;
 	}
-	if (!idemq_jobs_is_mine(&job) && hold_marked(table, &job, token) &&
-		idemq_reap_row(table, &job, queue, loss))
+	/*
+	 * The mark is read again once the row is locked.  It may no longer be ours, if another session has
+	 * had the row since, ended the attempt, and rolled that back: then a heartbeat may have been
+	 * answered meanwhile.
+	 */
+	if (!idemq_jobs_is_mine(&job) &&
+		idemq_jobs_lock(table, &job, LockTupleNoKeyExclusive, JOB_SKIPS) == JOB_WRITTEN &&
+		idemq_lease_get(job_id, &lease) && lease.token == token && lease.ending.reaping &&
+		lease.ending.finisher == IDEMQ_MY_PROC_NUMBER && idemq_reap_row(table, &job, queue, loss))
 		return true;
 	idemq_pending_undo_last();
 	idemq_due_by(idemq_qstate_current(queue->qstate, queue->id), DUE_LEASE,

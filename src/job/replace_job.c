@@ -32,7 +32,9 @@
 #define TERMS_COLUMNS                                                                              \
 	(COLUMN_BIT(COL_PRIORITY) | COLUMN_BIT(COL_EXPIRES_AT) | COLUMN_BIT(COL_MAX_ATTEMPTS))
 
-/* Returns the column that has a request's time; enqueued_at for one in a group that is for now. */
+/*
+ * Returns the column that has the time for which a request asks; enqueued_at if it asks for none.
+ */
 static JobColumn
 time_column(const JobChange *columns)
 {
@@ -41,7 +43,7 @@ time_column(const JobChange *columns)
 	return (columns->set & COLUMN_BIT(COL_RUN_AT)) ? COL_RUN_AT : COL_ENQUEUED_AT;
 }
 
-/* Returns the time that a request asks for; the time when it was made if it asks for none. */
+/* Returns the time for which a request asks; the time when it was made if it asks for none. */
 TimestampTz
 idemq_request_time(const JobChange *columns)
 {
@@ -76,26 +78,6 @@ set_time(JobChange *change, const QueueInfo *queue, const Job *job, TimestampTz 
 		job_set(change, COL_RUN_AT, TimestampTzGetDatum(asked));
 	else
 		job_set_null(change, COL_RUN_AT);
-}
-
-/* Notes what shared memory must do for a new time or priority, after the commit or the abort. */
-static void
-replace_job_note(const QueueInfo *queue, const Job *job, const JobChange *change)
-{
-	int priority = DatumGetInt16(change->values[COL_PRIORITY]);
-	ReadyKey key = {DatumGetTimestampTz(change->values[COL_READY_AT]), job->id};
-
-	if (job_has(job, COL_GROUP_KEY))
-		idemq_pending_groups_note(queue->qstate, queue->id, job_value(job, COL_GROUP_KEY),
-								  GROUP_DROP_LOW_WATER);
-	if (change->set & COLUMN_BIT(COL_READY_AT))
-	{
-		idemq_pending_ready_note_taken(queue->qstate, queue->id, job->priority, job_ready_key(job));
-		idemq_pending_ready_note(queue->qstate, queue->id, priority, key);
-	}
-	if (!change->isnull[COL_EXPIRES_AT])
-		idemq_pending_ready_note_expiry(queue->qstate, queue->id,
-										DatumGetTimestampTz(change->values[COL_EXPIRES_AT]));
 }
 
 /*
@@ -165,7 +147,21 @@ idemq_job_replace(JobsTable *table, const QueueInfo *queue, const Job *job,
 	if (whole)
 	{
 		set_time(&change, queue, job, idemq_request_time(&limited), rerun);
-		replace_job_note(queue, job, &change);
+		if (job_has(job, COL_GROUP_KEY))
+			idemq_pending_groups_note(queue->qstate, queue->id, job_value(job, COL_GROUP_KEY),
+									  GROUP_DROP_LOW_WATER);
+		if (change.set & COLUMN_BIT(COL_READY_AT))
+		{
+			ReadyKey key = {DatumGetTimestampTz(change.values[COL_READY_AT]), job->id};
+
+			idemq_pending_ready_note_taken(queue->qstate, queue->id, job->priority,
+										   job_ready_key(job));
+			idemq_pending_ready_note(queue->qstate, queue->id,
+									 DatumGetInt16(change.values[COL_PRIORITY]), key);
+		}
+		if (!change.isnull[COL_EXPIRES_AT])
+			idemq_pending_ready_note_expiry(queue->qstate, queue->id,
+											DatumGetTimestampTz(change.values[COL_EXPIRES_AT]));
 	}
 	return idemq_jobs_update(table, job, &change, JOB_WAITS);
 }

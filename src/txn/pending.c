@@ -578,7 +578,10 @@ idemq_pending_apply(void)
 		action_commit(&actions[i]);
 }
 
-/* Undoes the last action; at once, if its row turned out not to be ours. */
+/*
+ * Undoes the action that was noted last, and forgets it.  To be called right after that note, by a
+ * caller whose row turned out not to be its own: what a claim took over is on a stack of its own.
+ */
 void
 idemq_pending_undo_last(void)
 {

@@ -440,16 +440,6 @@ idemq_pending_room_any(void)
 	return false;
 }
 
-/* Changes the count of unfinished jobs, if there is one, after the commit. */
-static void
-unfinished_apply(Owed *note, uint64 xid)
-{
-	int64 added = unfinished_added(note);
-
-	if (note->room.jobs != 0 || (added != 0 && idemq_unfinished_is_counted(note->qstate)))
-		idemq_unfinished_apply(note->qstate, note->queue_id, xid, added, &note->room);
-}
-
 static void
 merge(Owed *to, const Owed *from)
 {
@@ -524,13 +514,15 @@ idemq_pending_counts_apply(void)
 	for (int i = 0; i < nowed; i++)
 	{
 		Owed *note = owed[i];
+		int64 added = unfinished_added(note);
 
 		note->qstate = idemq_qstate_current(note->qstate, note->queue_id);
 		if (note->qstate == NULL)
 			continue;
 		idemq_counters_add(idemq_qstate_index(note->qstate), note->queue_id, xid, &note->delta);
 		/* After idemq_counters_add, whose lock is a barrier between the commit and is_counted. */
-		unfinished_apply(note, xid);
+		if (note->room.jobs != 0 || (added != 0 && idemq_unfinished_is_counted(note->qstate)))
+			idemq_unfinished_apply(note->qstate, note->queue_id, xid, added, &note->room);
 	}
 	if (nowed > 0)
 		idemq_worker_note_counts();
