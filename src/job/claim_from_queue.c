@@ -184,7 +184,7 @@ promote_round(ClaimCall *call)
 	int wanted = call->wanted - call->claimed;
 	int promoted = 0;
 
-	if (!may_claim_more(queue))
+	if ((call->groups == NIL && !idemq_promote_wanted(queue)) || !may_claim_more(queue))
 		return 0;
 	while (promoted < wanted && call->groups != NIL)
 	{
@@ -199,26 +199,6 @@ promote_round(ClaimCall *call)
 }
 
 /*
- * Claims what is ready in a queue whose groups have permits, round by round, one job of each
- * group a round; one priority as long as it has any, then the next.
- */
-static void
-claim_rounds(ClaimCall *call)
-{
-	bool goes_on;
-
-	do
-	{
-		call->round_ended = false;
-		scan_queue(call, false);
-		goes_on = call->round_ended;
-		if (call->scan.stopped && !goes_on && call->deferred < MAX_DEFERRED)
-			break;
-		goes_on |= call->claimed < call->wanted && promote_round(call) > 0;
-	} while (goes_on && call->claimed < call->wanted);
-}
-
-/*
  * Claims up to what is still wanted from call->scan.queue; nothing if it is paused or held back.
  * Raises 53400 for a queue that has no state.
  */
@@ -227,6 +207,7 @@ idemq_claim_from_queue(ClaimCall *call)
 {
 	const QueueInfo *queue = &call->scan.queue;
 	bool alone = !idemq_worker_present();
+	bool again;
 	uint32 pass;
 
 	/* Take back leases that have ended. */
@@ -243,18 +224,23 @@ idemq_claim_from_queue(ClaimCall *call)
 	if (alone && idemq_promote_wanted(queue) && may_claim_more(queue))
 		(void) idemq_promote_some(queue, call->wanted - call->claimed);
 
-	/* Claim what is ready. */
-	if (idemq_groups_use_permits(queue))
-		claim_rounds(call);
-	else
+	/*
+	 * Claim what is ready, and then what can be promoted.  Where groups have permits, this goes round by
+	 * round, one job of each group per round: one priority as long as it has any, then the next.
+	 */
+	do
+	{
+		call->round_ended = false;
 		scan_queue(call, false);
+		again = call->round_ended;
+		if (call->scan.stopped && !again && call->deferred < MAX_DEFERRED)
+			break;
+		again |= call->claimed < call->wanted && promote_round(call) > 0;
+	} while (again && call->claimed < call->wanted);
 	promote_later(call);
 
-	/* If that is not enough, claim heads that were not promoted yet, by this call or by the worker. */
-	if (!call->scan.stopped && idemq_promote_wanted(queue) && may_claim_more(queue) &&
-		idemq_promote_some(queue, call->wanted - call->claimed) > 0)
-		scan_queue(call, false);
-	else if (!call->scan.stopped && !alone && call->claimed == 0)
+	/* The worker may have been about to make heads ready. */
+	if (call->claimed == 0 && !call->scan.stopped && !alone)
 	{
 		idemq_promote_pass_await(queue->qstate);
 		if (idemq_promote_pass_number(queue->qstate) != pass)

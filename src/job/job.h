@@ -331,7 +331,7 @@ typedef struct ClaimCall
 	bool with_queue;   /* the queue's name comes before kind */
 	int32 claimed;
 	/* of the last scan, where groups have permits */
-	bool round_ended;	/* it stopped before a priority: see claim_rounds */
+	bool round_ended;	/* it stopped before a priority: see idemq_claim_from_queue */
 	int round_priority; /* of the last job that it took or left */
 	int32 deferred;		/* jobs that it deferred */
 	List *groups;		/* names whose next job is to be promoted */

@@ -311,11 +311,12 @@ idemq_recover_some(const QueueInfo *queue)
 }
 
 /*
- * Searches a queue from its start to its end, whoever asks for another search meanwhile; adds to
- * *reaped.  Returns whether every job is counted that was in flight before.
+ * Searches a queue from its start to its end, if a search is needed; adds to *reaped.  A search that is
+ * requested meanwhile, perhaps again and again by COMMIT PREPARED, does not start this one again.
+ * Returns whether every job is counted that was running before.
  */
 static bool
-search_alone(const QueueInfo *queue, int64 *reaped)
+search_whole(const QueueInfo *queue, int64 *reaped)
 {
 	RecoveryPoint point;
 
@@ -328,45 +329,29 @@ search_alone(const QueueInfo *queue, int64 *reaped)
 }
 
 /*
- * Goes on with the search of a queue to its end.  A search that is asked for anew on the way, by
- * COMMIT PREPARED, begins anew, and would do so for ever if that came again and again.  So then
- * this session searches alone, and believes its own search.  Returns whether that was complete.
- */
-static bool
-search(const QueueInfo *queue)
-{
-	RecoveryPoint point;
-	uint32 epoch = 0;
-	int64 reaped = 0;
-
-	for (int step = 0; idemq_qstate_recovery_point(queue->qstate, queue->id, false, &point); step++)
-	{
-		if (step > 0 && point.epoch != epoch)
-			return search_alone(queue, &reaped);
-		epoch = point.epoch;
-		(void) recover_step(queue, &point, RECOVERY_STEP);
-	}
-	return false;
-}
-
-/*
- * Returns whether the limits of a queue can be kept: every job in flight is counted.  If that is
- * not known, searches to the end.  A job whose attempt this transaction ends, and that was not
- * counted, is still running for others, but this session's search does not see it so.
+ * Returns whether the limits of a queue can be kept, because every running job is counted.  If that is
+ * not known, searches the whole queue.  If not, a waiter will be woken when the search has ended.
  */
 bool
 idemq_recover_for_limits(const QueueInfo *queue)
 {
 	QueueStateSummary status;
+	RecoveryPoint point;
 	LimitView view;
+	int64 reaped = 0;
 
 	if (queue->max_running == 0)
 		return true;
-	if (!idemq_transfer_uncounted(queue->id) && search(queue))
+	/*
+	 * A job whose attempt this transaction has ended, and that was not counted, is still running for
+	 * others, but this session's search does not see it so.
+	 */
+	if (!idemq_transfer_uncounted(queue->id) &&
+		idemq_qstate_recovery_point(queue->qstate, queue->id, false, &point) &&
+		search_whole(queue, &reaped))
 		return true;
 	if (idemq_qstate_summary(queue->id, &status) && !status.needs_recovery)
 		return true;
-	/* To be woken when the search has ended. */
 	(void) idemq_limit_has_room(queue, &view);
 	return false;
 }
@@ -405,7 +390,7 @@ idemq_reap_all(const QueueInfo *queue)
 	int64 reaped = 0;
 	Slice slice;
 
-	(void) search_alone(queue, &reaped);
+	(void) search_whole(queue, &reaped);
 	idemq_slice_begin(&slice, PG_INT64_MAX);
 	return reaped + idemq_reap_in(queue, &slice);
 }
