@@ -108,7 +108,7 @@ static SqlStatement describe_death =
 		 "FROM idemq.jobs j WHERE j.id = $1",
 	 .types = {INT8OID, TEXTOID, INT4OID, TEXTOID},
 	 .few = true,
-	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
+	 .fields = SQL_SCALAR(Datum)};
 
 /*
  * Returns whether the chain of dead-letter queues from a queue on leads to that name.  chain:

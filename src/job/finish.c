@@ -16,8 +16,9 @@
 #include "table/table.h"
 
 /*
- * Returns the event that ends an attempt, and what to answer then.  FINISH_INTERRUPT becomes
- * FINISH_FAIL if there have been too many.
+ * Returns the event that ends an attempt, and sets *outcome to the outcome of the call, and now and
+ * ready_at of finish->args.  After too many interrupts in a row, finish->kind becomes FINISH_FAIL, which
+ * handler/settle.c reads.
  */
 static JobEvent
 choose_event(Finish *finish, const Attempt *attempt, Outcome *outcome)

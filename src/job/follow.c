@@ -48,7 +48,14 @@
 #define WORKER_STEPS 1000
 #define WORKER_STEP 10 /* ms */
 
-/* Subscriptions that write a table of idemq, and whether they are enabled; a worker's pid. */
+typedef struct Subscriber
+{
+	NameData name;
+	bool enabled;
+	int32 worker; /* pid; 0: none */
+} Subscriber;
+
+/* A subscription that writes a table of idemq, or whose worker still may; $1: this database. */
 static SqlStatement find_subscription =
 	{.text = "SELECT s.subname, s.subenabled, a.pid FROM pg_catalog.pg_subscription s "
 			 "LEFT JOIN pg_catalog.pg_stat_subscription a ON a.subid = s.oid AND a.pid IS NOT NULL "
@@ -58,7 +65,9 @@ static SqlStatement find_subscription =
 			 "AND c.relnamespace IN ('idemq'::pg_catalog.regnamespace, "
 			 "'idemq_internal'::pg_catalog.regnamespace)) "
 			 "ORDER BY s.subenabled DESC, s.subname LIMIT 1",
-	 .types = {OIDOID}};
+	 .types = {OIDOID},
+	 .fields = (const SqlField[]){SQL_FIELD(Subscriber, name), SQL_FIELD(Subscriber, enabled),
+								  SQL_FIELD(Subscriber, worker)}};
 /* The locks of a prepared transaction include the one on its transaction id. */
 static SqlStatement follow_find_prepared =
 	{.text = "SELECT p.gid FROM pg_catalog.pg_prepared_xacts p JOIN pg_catalog.pg_locks x "
@@ -68,7 +77,8 @@ static SqlStatement follow_find_prepared =
 			 "WHERE p.database = pg_catalog.current_database() AND l.locktype = 'relation' "
 			 "AND l.relation = $1 AND l.mode = 'RowExclusiveLock' ORDER BY 1 LIMIT 1",
 	 .types = {OIDOID},
-	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
+	 .fields = SQL_SCALAR(Datum)};
+
 typedef struct Given
 {
 	int64 job_id;
@@ -175,51 +185,35 @@ idemq_follow_note_subscription(void)
 }
 
 /*
- * Looks for a subscription that writes our tables, or whose worker still may; raises
- * 55000 for one that is enabled.  Returns the pid of a worker, 0 when there is none.
+ * Waits until no apply worker is left that writes our tables, for at most that many steps.  Raises 55000
+ * for a subscription that is enabled, and 55006 if a worker does not end.
  */
-static int
-apply_worker(void)
+static void
+wait_for_apply_worker(int steps)
 {
 	Datum database = ObjectIdGetDatum(MyDatabaseId);
-	SqlScope scope;
-	int pid = 0;
+	Subscriber found;
 
-	idemq_spi_begin(&scope);
-	if (idemq_spi_query_latest(&find_subscription, &database, NULL) > 0)
+	while (idemq_spi_row(&find_subscription, &database, &found, sizeof(found)))
 	{
-		const char *name = NameStr(*DatumGetName(idemq_spi_value(0, 1, NULL)));
+		const char *name = NameStr(found.name);
 
-		if (DatumGetBool(idemq_spi_value(0, 2, NULL)))
+		if (found.enabled)
 			ereport(
 				ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				errmsg("subscription \"%s\" still writes to idemq's tables", name),
 				errhint("When the subscription has received all changes, run ALTER SUBSCRIPTION %s "
 						"DISABLE, or drop it. Then call idemq.take_over() again.",
 						quote_identifier(name)));
-		pid = DatumGetInt32(idemq_spi_value(0, 3, NULL));
-	}
-	idemq_spi_end(&scope);
-	return pid;
-}
-
-/* Waits until no apply worker is left, for so many steps; raises 55000, 55006. */
-static void
-wait_for_apply_worker(int steps)
-{
-	int pid;
-
-	while ((pid = apply_worker()) != 0)
-	{
 		if (steps-- == 0)
 			ereport(
 				ERROR, errcode(ERRCODE_OBJECT_IN_USE),
-				errmsg("the subscription's apply worker (PID %d) has not exited", pid),
+				errmsg("the subscription's apply worker (PID %d) has not exited", found.worker),
 				errhint(
 					"The process exits when it has finished applying its current transaction. Then "
 					"call idemq.take_over() again. If the process is waiting for a lock, check "
 					"pg_blocking_pids(%d).",
-					pid));
+					found.worker));
 		CHECK_FOR_INTERRUPTS();
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, WORKER_STEP,
 						 compat_wait_event_away());

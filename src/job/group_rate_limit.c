@@ -56,19 +56,6 @@
 #include "shared/counts/counts.h"
 #include "shared/queue_states/queue_states.h"
 
-/* Returns the name of a group's bucket, with palloc'ed bytes: the queue's id, and the group. */
-static BucketName
-bucket_name(const QueueInfo *queue, Datum group)
-{
-	text *value = DatumGetTextPP(group);
-	Size length = VARSIZE_ANY_EXHDR(value);
-	char *bytes = palloc(sizeof(queue->id) + length);
-
-	memcpy(bytes, &queue->id, sizeof(queue->id));
-	memcpy(bytes + sizeof(queue->id), VARDATA_ANY(value), length);
-	return (BucketName){BUCKET_GROUP, bytes, (int) (sizeof(queue->id) + length)};
-}
-
 /*
  * Returns since when the starts of a queue and its groups are known, in ns of the monotonic clock;
  * 0: all are.  Its created_at says nothing of that: it comes with a dump, and from another
@@ -97,17 +84,26 @@ idemq_starts_known_since(const QueueInfo *queue)
 TimestampTz
 idemq_group_rate_limit(const QueueInfo *queue, Datum group, bool charge)
 {
-	RateLimit limit;
 	const QueueState *qstate;
 	BucketCharge call;
 	BucketName name;
+	RateLimit limit;
+	text *value;
+	char *bytes;
+	Size length;
 
 	if (queue->group_rate_limit == 0 || group == (Datum) 0 || idemq_is_no_group(group))
 		return DT_NOBEGIN;
 	limit = idemq_rate_limit(queue->group_rate_limit, queue->group_rate_period,
 							 queue->group_rate_burst);
 	qstate = idemq_qstate_current(queue->qstate, queue->id);
-	name = bucket_name(queue, group);
+	/* The bucket's name is the queue's id and the group. */
+	value = DatumGetTextPP(group);
+	length = VARSIZE_ANY_EXHDR(value);
+	bytes = palloc(sizeof(queue->id) + length);
+	memcpy(bytes, &queue->id, sizeof(queue->id));
+	memcpy(bytes + sizeof(queue->id), VARDATA_ANY(value), length);
+	name = (BucketName){BUCKET_GROUP, bytes, (int) (sizeof(queue->id) + length)};
 	call.used_up_at = idemq_starts_known_since(queue);
 	/* If the queue has just lost its state, this may charge another queue that has it now. */
 	call.qstate_index = idemq_qstate_index(qstate == NULL ? queue->qstate : qstate);
@@ -115,6 +111,6 @@ idemq_group_rate_limit(const QueueInfo *queue, Datum group, bool charge)
 		idemq_bucket_charge(&name, &limit, &call);
 	else
 		idemq_bucket_ask(&name, &limit, &call);
-	pfree(unconstify(char *, name.name));
+	pfree(bytes);
 	return call.answer.allowed ? DT_NOBEGIN : idemq_now() + idemq_rate_retry_after(&call.answer);
 }

@@ -17,6 +17,7 @@
 
 #include "mb/pg_wchar.h"
 #include "utils/builtins.h"
+#include "utils/hsearch.h"
 #include "utils/snapmgr.h"
 
 #include "base/base.h"
@@ -48,6 +49,13 @@ struct GroupAsks
 	int *group_of;	 /* by element; -1: not in a group that has a limit */
 	int64 *accepted; /* by group */
 };
+
+/* A group of a call, for find_groups. */
+typedef struct KnownGroup
+{
+	GroupRoomKey key;
+	int index; /* in GroupAsks.groups */
+} KnownGroup;
 
 /* Returns a copy of a group's name as messages show it. */
 static char *
@@ -290,45 +298,33 @@ idemq_room_for_new_job(JobsTable *table, const QueueInfo *queue, const JobChange
 	return false;
 }
 
-static int
-compare_names(const void *a, const void *b, void *arg)
-{
-	const ArrayArg *names = arg;
-	text *left = DatumGetTextPP(names->values[*(const int *) a]);
-	text *right = DatumGetTextPP(names->values[*(const int *) b]);
-	int shorter = Min(VARSIZE_ANY_EXHDR(left), VARSIZE_ANY_EXHDR(right));
-	int order = memcmp(VARDATA_ANY(left), VARDATA_ANY(right), shorter);
-
-	return order != 0 ? order : (int) VARSIZE_ANY_EXHDR(left) - (int) VARSIZE_ANY_EXHDR(right);
-}
-
 /* Finds the group of each element, and the number of jobs that each group gets. */
 static void
 find_groups(GroupAsks *asks, const ArrayArg *names, int count)
 {
-	int *order = palloc(Max(count, 1) * sizeof(int));
-	int n = 0;
+	HASHCTL info = {.keysize = sizeof(GroupRoomKey), .entrysize = sizeof(KnownGroup)};
+	HTAB *known = hash_create("idemq groups of a call", count, &info, HASH_ELEM | HASH_BLOBS);
 
 	for (int i = 0; i < count; i++)
 	{
-		asks->group_of[i] = -1;
-		if (!names->nulls[i] && VARSIZE_ANY_EXHDR(DatumGetTextPP(names->values[i])) > 0)
-			order[n++] = i;
-	}
-	qsort_arg(order, n, sizeof(int), compare_names, unconstify(ArrayArg *, names));
-	for (int i = 0; i < n; i++)
-	{
-		if (i == 0 || compare_names(&order[i - 1], &order[i], unconstify(ArrayArg *, names)) != 0)
-		{
-			GroupAsk *ask = &asks->groups[asks->count++];
+		GroupRoomKey key;
+		KnownGroup *group;
+		bool is_known;
 
-			*ask = (GroupAsk){.name = names->values[order[i]]};
-			idemq_group_room_key(&ask->key, asks->queue->id, ask->name);
+		asks->group_of[i] = -1;
+		if (names->nulls[i] || VARSIZE_ANY_EXHDR(DatumGetTextPP(names->values[i])) == 0)
+			continue;
+		idemq_group_room_key(&key, asks->queue->id, names->values[i]);
+		group = hash_search(known, &key, HASH_ENTER, &is_known);
+		if (!is_known)
+		{
+			group->index = asks->count++;
+			asks->groups[group->index] = (GroupAsk){.name = names->values[i], .key = key};
 		}
-		asks->groups[asks->count - 1].jobs++;
-		asks->group_of[order[i]] = asks->count - 1;
+		asks->groups[group->index].jobs++;
+		asks->group_of[i] = group->index;
 	}
-	pfree(order);
+	hash_destroy(known);
 }
 
 /*

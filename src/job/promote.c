@@ -110,19 +110,6 @@ promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group,
 static bool promote_named(JobsTable *table, const QueueInfo *queue, Datum name);
 
 /*
- * Promotes the group that a child has joined, 0 for none, by a snapshot that shows this
- * transaction's own changes.  If another session owns the group, the commit marks it.
- */
-static bool
-promote_joined(JobsTable *table, const QueueInfo *queue, Datum joined)
-{
-	if (joined == (Datum) 0)
-		return false;
-	idemq_jobs_refresh(table);
-	return promote_named(table, queue, joined);
-}
-
-/*
  * Promotes the group of a key, which has that name; or, if the key is the mark of a job, looks at
  * the job, and promotes the group that it joins, if any.  Does nothing while another session owns
  * the group or mark.
@@ -155,7 +142,11 @@ promote_key(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum
 	promoted = promote_owned(table, queue, &group, name, again, &released, &joined);
 	if (released.count > 0)
 		idemq_dependency_released(released.ids, released.tokens, released.count);
-	return promoted || promote_joined(table, queue, joined);
+	if (promoted || joined == (Datum) 0)
+		return promoted;
+	/* By a snapshot that shows the child.  If another session owns the group, the commit marks it. */
+	idemq_jobs_refresh(table);
+	return promote_named(table, queue, joined);
 }
 
 /* Promotes the named group, unless another session owns it. */
@@ -274,7 +265,10 @@ promote_taken(JobsTable *table, const QueueInfo *queue, const GroupTaken *groups
 		idemq_dependency_released(released.ids, released.tokens, released.count);
 	/* Once all children are in their groups: ids decide which one is first. */
 	foreach(cell, all_joined)
-		promoted += promote_joined(table, queue, PointerGetDatum(lfirst(cell)));
+	{
+		idemq_jobs_refresh(table);
+		promoted += promote_named(table, queue, PointerGetDatum(lfirst(cell)));
+	}
 	list_free(all_joined);
 	return promoted;
 }
