@@ -129,9 +129,6 @@ idemq_limit_view(const QueueInfo *queue, LimitView *view)
 bool
 idemq_limit_has_room(const QueueInfo *queue, LimitView *view)
 {
-	*view = (LimitView){LIMIT_OPEN, 0, DT_NOEND, false};
-	if (queue->max_running == 0 && queue->rate_limit == 0)
-		return true;
 	idemq_limit_view(queue, view);
 	if (view->state == LIMIT_OPEN)
 		return true;

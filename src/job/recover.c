@@ -117,14 +117,6 @@ add_lost(LostLeases *lost, const Job *job, bool adopted)
 	MemoryContextSwitchTo(old);
 }
 
-/* Returns whether a job's lease may get an entry now. */
-static bool
-may_adopt(const Job *job)
-{
-	/* Our own version is not committed: a rollback would leave the entry behind. */
-	return idemq_jobs_is_free(job) && !idemq_jobs_is_own(job);
-}
-
 /* Puts the entry of a lost lease, to be settled; deadline: mono; beat: its worker has sent one. */
 static LeaseTake
 adopt(LostLeases *lost, const Job *job, const QueueInfo *queue, int64 deadline, int64 length,
@@ -158,7 +150,8 @@ idemq_lost_lease_note(LostLeases *lost, const Job *job, const QueueInfo *queue)
 {
 	TimestampTz deadline = idemq_row_deadline(job, queue);
 
-	if (!may_adopt(job))
+	/* Our own version is not committed: a rollback would leave the entry behind. */
+	if (!idemq_jobs_is_free(job) || idemq_jobs_is_own(job))
 		return false;
 	if (is_interrupted(job))
 		idemq_handler_crashed(queue->qstate, false);
@@ -177,7 +170,7 @@ idemq_lost_lease_note(LostLeases *lost, const Job *job, const QueueInfo *queue)
 LeaseTake
 idemq_lost_lease_renew(LostLeases *lost, const Job *job, const QueueInfo *queue, int64 length)
 {
-	if (!may_adopt(job))
+	if (!idemq_jobs_is_free(job) || idemq_jobs_is_own(job))
 		return LEASE_BUSY;
 	return adopt(lost, job, queue, idemq_mono_now() + length, length, true);
 }
