@@ -33,7 +33,7 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* Jobs that were checked, or are to be: new parents and their ancestors. */
+/* New parents and their ancestors: those that were seen, and the stack of those still to check. */
 typedef struct Ancestors
 {
 	HTAB *seen;
@@ -166,7 +166,7 @@ refuse_parent(const ParentsCall *call, int64 parent, const char *why)
 			(long long) call->id));
 }
 
-/* Adds a job to those to be checked, unless it was added before. */
+/* Pushes a job onto the stack of jobs to check, unless it has been seen before. */
 static void
 push(Ancestors *ancestors, int64 id)
 {

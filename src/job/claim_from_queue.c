@@ -2,10 +2,10 @@
  * job/claim_from_queue.c
  *		Claiming from a queue: the engine of claim, claim_any, commit_and_claim, and of handlers.
  *
- * A claim starts at the scan start of each priority, skips what the lease
- * table says is busy, takes what is ready, and moves the scan start up past what it
- * proved unclaimable.  A row that is held without an entry is skipped, and the scan start
- * stays before it.
+ * A claim begins at the scan start of each priority, skips the jobs that have a lease entry, claims
+ * those that are ready, and moves the scan start up past the index entries that it has proved
+ * unclaimable.  It skips a job without an entry whose row another transaction holds, and the scan
+ * start stays before that job.
  */
 #include "postgres.h"
 
@@ -25,7 +25,7 @@
 /* Maximum number of jobs that one scan defers: without a permit, paused, or too soon for their group. */
 #define MAX_DEFERRED 256
 
-/* Keeps the name of a job's group, whose next job this call is to promote. */
+/* Remembers the group of a job, whose next job this call must promote. */
 static void
 claim_note_group(ClaimCall *call, const Job *job)
 {
@@ -76,7 +76,7 @@ claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 		case TAKE_BUSY:
 			return STEP_PASS;
 		case TAKE_CHANGED:
-			/* Above READ COMMITTED it may just be too new for our snapshot. */
+			/* Above READ COMMITTED the job may only be too new for our snapshot. */
 			return table->crosscheck == InvalidSnapshot ? STEP_PASS : STEP_STAY;
 		case TAKE_LOCKED:
 			return STEP_STAY;
@@ -107,7 +107,7 @@ claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 	return call->claimed < call->wanted ? STEP_PASS : STEP_STOP;
 }
 
-/* Decides about one entry of the ready index that is due. */
+/* Claims the job of one due entry of the ready index, or makes it wait. */
 static ScanStep
 claim_consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 {
@@ -117,7 +117,7 @@ claim_consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 
 	if (!idemq_ready_job(scan, table, priority, key, &job))
 		return STEP_PASS;
-	/* The next jobs of the groups that jobs were taken from come first: promote them now. */
+	/* Before a lower priority, promote the next jobs of the groups whose jobs were claimed. */
 	if (idemq_groups_use_permits(queue) && call->groups != NIL && priority > call->round_priority)
 	{
 		call->round_ended = scan->stopped = true;
@@ -147,7 +147,10 @@ scan_queue(ClaimCall *call, bool from_start)
 	call->deferred = 0;
 	idemq_ready_scan(&call->scan, &table, from_start);
 	idemq_jobs_close(&table);
-	/* A signal may be lost with its waiter: if jobs are left, wake the next one. */
+	/*
+	 * A signal may have been lost with the session that got it: if jobs are left, wake the next
+	 * one.
+	 */
 	if (call->scan.more && idemq_limit_has_room(&call->scan.queue, &view))
 		(void) idemq_waiters_wake(idemq_waiters_of_queue(call->scan.queue.qstate), InvalidOid, 1);
 }
@@ -161,7 +164,10 @@ may_claim_more(const QueueInfo *queue)
 	return idemq_limit_may_transfer(queue) || idemq_limit_has_room(queue, &view);
 }
 
-/* Has others promote the next jobs of the groups that the last scan took jobs from. */
+/*
+ * Marks the groups whose jobs the last scan claimed, so that another session promotes their next
+ * jobs.
+ */
 static void
 promote_later(ClaimCall *call)
 {
@@ -174,8 +180,9 @@ promote_later(ClaimCall *call)
 }
 
 /*
- * Promotes the next jobs of the groups that the last scan took jobs from, in their order, and
- * others that are marked; no more than are still wanted.  Returns how many.
+ * Promotes the next jobs of the groups whose jobs the last scan claimed, in the same order, and
+ * then of other marked groups: at most as many as are still wanted.  Returns how many were
+ * promoted.
  */
 static int
 promote_round(ClaimCall *call)
@@ -199,8 +206,8 @@ promote_round(ClaimCall *call)
 }
 
 /*
- * Claims up to what is still wanted from call->scan.queue; nothing if it is paused or held back.
- * Raises 53400 for a queue that has no state.
+ * Claims up to call->wanted jobs, less those already claimed, from call->scan.queue.  Claims none
+ * if the queue is paused or held back.  Raises 53400 if the queue has no state.
  */
 void
 idemq_claim_from_queue(ClaimCall *call)
@@ -260,8 +267,8 @@ idemq_claim_from_queue(ClaimCall *call)
 }
 
 /*
- * Begins a claim of up to wanted jobs; the caller has set the other inputs, and where the results
- * go.
+ * Begins a claim of at most wanted jobs.  The caller has set the other inputs, and where the
+ * results go.
  */
 void
 idemq_claim_begin(ClaimCall *call, int wanted)

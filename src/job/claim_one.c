@@ -1,16 +1,16 @@
 /*
  * job/claim_one.c
- *		Taking a ready job: the lease entry first, then the row.
+ *		Claiming one ready job: the lease entry first, then the row.
  *
  * Claimers exclude each other through the entry, not through a row lock: a claimer that finds an
- * entry of another session does not touch the row.  So once the claimer has the entry, only a
+ * entry of another session does not touch the row.  So once a claimer has the entry, only a
  * transaction that does not claim can hold the row (a foreign key check, a DBA, a cancel).  The
  * claimer then skips the job instead of waiting.  If the lease table is full, the row lock alone
  * excludes other claimers.
  *
- * The order is: issue a token, reserve room for the note, add an entry in state CLAIMING, note it.
- * Nothing can fail between the entry and the note.  Then the row is written.  If it has changed
- * meanwhile, or another transaction holds it, the note is undone at once.
+ * The order is: issue a token, reserve memory for the note, add an entry in state CLAIMING, note
+ * it.  Nothing can fail between the entry and the note.  Then the row is written.  If it has
+ * changed meanwhile, or another transaction holds it, the note is undone immediately.
  */
 #include "postgres.h"
 
@@ -39,7 +39,10 @@ undo_changed(const QueueInfo *queue, int64 id)
 	JobsTable latest;
 	Job job;
 
-	/* The first fetch opens what the second one needs, which must neither wait nor end early. */
+	/*
+	 * The first fetch opens the files that the second one needs, because that one must neither wait
+	 * nor fail.
+	 */
 	idemq_jobs_open_to_read(&latest);
 	(void) idemq_jobs_fetch(&latest, id, &job);
 	HOLD_INTERRUPTS();
@@ -177,7 +180,9 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 		idemq_pending_counts_event(queue->id, COUNTER_BIT(COUNTER_ROW_ONLY));
 	idemq_token_epoch_note();
 	idemq_holds_note_claim(queue, job, was_held, args->now);
-	/* Without an entry only the commit says that the group's next job may be promoted. */
+	/*
+	 * Without an entry, no session sees the claim before it commits, so the commit marks the group.
+	 */
 	if (rowonly && idemq_job_uses_permits(queue, job))
 		idemq_pending_groups_note(queue->qstate, queue->id, group, GROUP_KEEP_LOW_WATER);
 	return TAKE_DONE;

@@ -10,19 +10,19 @@
  *		of a group at most group_rate_limit jobs are started in any half-open interval of one
  *		group_rate_period,
  *
- * or with group_rate_burst at most that many and rate * t in any time t; whatever made them ready,
+ * or with group_rate_burst at most that many and rate * t in any time t, whatever made them ready,
  * and when.  A charge is never given back, not even by a rollback or an error.  It is made last,
- * when this session has the lease entry and no other transaction has the row.  So a claim that does
+ * when this session has the lease entry and no other transaction holds the row.  So a claim that does
  * not get the job, for example because max_running is reached, is not charged, unless a transaction
- * that is no claim takes the row between this look and the write.
+ * that does not claim locks the row between this check and the write.
  *
- * That is the limit; the rest only saves work.  A job that is promoted becomes ready when its
- * group may start the next one (job/promote_one.c), so a claim does not find it before.  A
- * group has one job in the line at a time, and its next one is promoted after that one was
- * claimed, hence charged: so the time is right, and needs no timer but ready_at.  A claim that
- * finds a job that is ready too soon (a retry, a rate that was lowered, a restart) defers it:
- * ready_at becomes the time when the group may start it, and it keeps its permit.  For a head that
- * waits to be retried the rate is asked when the head is due, not before.
+ * That is the limit; the rest only saves work.  A promoted job becomes ready when its group may
+ * start the next one (job/promote_one.c), so no claim finds it earlier.  A group has one job in the
+ * ready index at a time, and its next job is promoted after that one was claimed, and therefore
+ * charged.  So this time is right, and ready_at is the only timer that is needed.  A claim that finds
+ * a job that is ready too early (a retry, a rate that was lowered, a restart) defers it: ready_at
+ * becomes the time when the group may start it, and it keeps its permit.  For a head that waits for
+ * its retry, the rate is asked when the head is due, not before.
  *
  * A hold of the group (job/holds.c) defers jobs in the same way, and with the same flag.
  *
@@ -36,14 +36,14 @@
  * A flag of the row says that a job waits for the rate, and for nothing else (JOB_RATE_LIMITED).
  * The head of a group that uses no permits has in run_at the time when it was due.
  *
- * A restart, a failover or a take_over forgets all buckets.  Then it is not known what was
- * started before, nor what a queue did that was restored from a dump.  So the limit of a group
- * counts as used up at the time when this server became the primary, took over, or gave the queue
- * its state, whichever came last.  A queue that was created in this life of its state has started
- * nothing before.  The same holds for the queue's own rate_limit (job/limits.c).
+ * A restart, a failover or a take_over forgets all buckets.  Then the earlier starts are unknown, as
+ * they are for a queue that was restored from a dump.  So the limit of a group counts as used up at
+ * the time when this server became the primary, took over, or gave the queue its state, whichever
+ * came last.  A queue that was created in this life of its state has no earlier starts.  The same
+ * applies to the queue's own rate_limit (job/limits.c).
  *
- * Where there is no room for a bucket (idemq.max_buckets), the groups of the queue that have
- * none share one (shared/counts/buckets.c): they wait longer, and none starts too soon.
+ * If there is no room for more buckets (idemq.max_buckets), the groups of the queue that have none
+ * share one (shared/counts/buckets.c): their jobs may start later, but never too early.
  */
 #include "postgres.h"
 
@@ -57,9 +57,9 @@
 #include "shared/queue_states/queue_states.h"
 
 /*
- * Returns since when the starts of a queue and its groups are known, in ns of the monotonic clock;
- * 0: all are.  Its created_at says nothing of that: it comes with a dump, and from another
- * server's clock.
+ * Returns the time since which all starts of a queue and its groups are known, in ns of the
+ * monotonic clock; 0 if all are.  The queue's created_at cannot be used, because it is part of a
+ * dump, and may be from another server's clock.
  */
 int64
 idemq_starts_known_since(const QueueInfo *queue)

@@ -40,7 +40,7 @@ typedef struct GroupAsk
 	int64 sum;	 /* room of all open transactions in the group, including that for these jobs */
 } GroupAsk;
 
-/* What enqueue_many asks for in each group, and the group of each job. */
+/* The room that enqueue_many asks for in each group, and the group of each job. */
 struct GroupAsks
 {
 	const QueueInfo *queue;

@@ -272,8 +272,8 @@ static SqlStatement end_waits_of_group = {.text = END_WAITS("group_key = $5"),
 										  .latest = true};
 
 /*
- * Makes the jobs due that wait for the rate, or for the end of a hold, of their group: of one group,
- * or, if name is 0, of the queue.  The next claim defers those that still start too soon.
+ * Makes the jobs of a group, or, if name is 0, of a queue due that wait for their group's rate, or
+ * for the end of its hold.  The next claim defers those that still start too early.
  */
 void
 idemq_group_waits_end(int32 queue_id, Datum name)
@@ -296,7 +296,7 @@ idemq_holds_end(int32 queue_id, Datum group)
 	int ended = (int) idemq_spi_do(&end_all, values, NULL);
 	QueueInfo queue;
 
-	/* Also after a hold that has ended already: see job/group_rate_limit.c. */
+	/* Also if no hold was in force: see job/group_rate_limit.c. */
 	if (idemq_queue_by_id(queue_id, &queue) && queue.has_group_holds)
 		idemq_group_waits_end(queue_id, group);
 	return ended;

@@ -1,23 +1,21 @@
 /*
  * job/limits.c
- *		Whether a queue's max_running and rate_limit allow a claim.
+ *		Whether max_running and rate_limit of a queue allow a claim.
  *
- * max_running bounds the count of the queue's lease entries, which shared/leases/running.c
- * keeps, with the reason why it is never passed and no wake-up is lost.
+ * max_running limits the number of the queue's lease entries. shared/leases/running.c counts them,
+ * and proves that the limit is never exceeded and no wake-up is lost.  If max_running refuses a
+ * claim, the queue state's running_refused is set, and a waiter is woken when there is room.
  *
- * rate_limit is a limit of base/rates.c on the queue state's rate; each claim costs one.  What was
- * started before the queue had this state is not known, so the limit counts as used up at that time
- * (idemq_starts_known_since).
- *
- * If max_running refuses a claim, the queue state's running_refused is set, and a waiter is woken
- * when there is room (shared/leases/running.c).  The rate allows the next claim by time alone, so the
+ * rate_limit is a limit of base/rates.c on the queue state's rate; each claim costs one.  The
+ * claims before the queue got this state are unknown, so the limit counts as used up at that time
+ * (idemq_starts_known_since).  The rate allows the next claim when enough time has passed, so the
  * worker's timer is set to that time.
  *
  * Locks: rate has rate_mutex, a spinlock, held only for arithmetic; running_refused is an atomic.
- * call_rate, and with max_running idemq_limit_view, take the queue state's lock, shared, and release
- * it before anything else.  If the queue gets another state after call_rate has read since when its
- * starts are known, that one claim is counted in the new state, which the next call counts as used
- * up.
+ * call_rate, and with max_running idemq_limit_view, take the queue state's lock, shared, and
+ * release it before anything else.  If the queue gets another state after call_rate has read since
+ * when its starts are known, that one claim is counted in the new state, which the next call counts
+ * as used up.
  */
 #include "postgres.h"
 
@@ -36,7 +34,7 @@
 /* The worker's timer is not set to a rate's next claim more often than this. */
 #define RATE_INTERVAL INT64CONST(1000)
 
-/* Asks a queue's rate for one claim, and counts the claim if it is allowed and charge says so. */
+/* Asks a queue's rate for one claim; with charge, counts the claim if it is allowed. */
 static RateAnswer
 call_rate(const QueueInfo *queue, bool charge)
 {
@@ -75,8 +73,8 @@ idemq_limit_rate(const QueueInfo *queue, bool charge)
 }
 
 /*
- * Returns whether this transaction may claim with the permit of an attempt that it ends: not while
- * more jobs run than may, after the limit was lowered.
+ * Returns whether this transaction may claim with the permit of an attempt that it ends.  It may
+ * not while more jobs are running than max_running allows, after the limit was lowered.
  */
 bool
 idemq_limit_may_transfer(const QueueInfo *queue)
@@ -89,7 +87,7 @@ idemq_limit_may_transfer(const QueueInfo *queue)
 	return free > 0 && idemq_running_count(queue->qstate) - free < queue->max_running;
 }
 
-/* Checks how a queue stands to its limits: max_running, then rate_limit. */
+/* Checks a queue's limits: first max_running, then rate_limit. */
 void
 idemq_limit_view(const QueueInfo *queue, LimitView *view)
 {

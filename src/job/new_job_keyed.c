@@ -1,25 +1,28 @@
 /*
  * job/new_job_keyed.c
- *		Enqueue with an idempotency key: the unique index jobs_key decides.
+ *		Enqueue with an idempotency key, which the unique index jobs_key enforces.
  *
- * A lookup comes first: a duplicate costs no more, and is known at each isolation
- * level.  When no job has the key, an insert decides (table/jobs_key.c); unless the
- * caller skips, it waits for a concurrent duplicate whose transaction is open.  If the key is taken
- * after all, another lookup with a fresh snapshot finds the job that has it.
+ * First the key is looked up, so a duplicate costs no more than the lookup, and is found at each
+ * isolation level.  If no job has the key, the result of an insert decides (table/jobs_key.c).  The
+ * insert waits for a concurrent duplicate whose transaction is open, unless the caller skips.  If
+ * the insert finds that the key is in use after all, another lookup, by a new snapshot, finds the
+ * job that has it.
  *
- * The key of a job that finished longer ago than the queue's idempotency window, or whose request
- * gave the key a time to live that is over, is free: the old job gives it up, in the
- * transaction of the new one.  An unfinished job keeps its key, however long it takes.
+ * The key is free if its job finished longer ago than the queue's idempotency window, or if the
+ * request gave the key a time to live that has passed and the job has finished.  Then the
+ * transaction of the new job removes the key from the old job.  An unfinished job keeps its key,
+ * however long it takes.
  *
- * An enqueue waits for a transaction that inserts the same key, within lock_timeout and
+ * An enqueue waits for a transaction that is inserting the same key, within lock_timeout and
  * statement_timeout.  It never waits for the worker of a committed job that has the key, whose
- * transaction may be long, unless it is to write that job (replace, rerun).  A caller that
- * skips (acquire, the dead-letter queue, nowait) waits for none: it first reads what is in doubt,
- * and a lost insert answers OUTCOME_LOCKED; a job that is to be replaced is locked first.
+ * transaction may be long, unless it must write that job (replace, rerun).  A caller that skips
+ * (acquire, the dead-letter queue, nowait) waits for no transaction: it first checks whether an
+ * open transaction is adding or removing the key, locks a job before it replaces it, and returns
+ * OUTCOME_LOCKED if its insert loses.
  *
- * READ COMMITTED always gets the right answer.  Above it, what was committed before the
- * call is known, though the transaction's snapshot may not see it; a concurrent duplicate that
- * commits during the call is 40001.
+ * READ COMMITTED always gets the right result.  Above it, jobs committed before the call are found,
+ * even if the transaction's snapshot does not see them; a concurrent duplicate that commits during
+ * the call causes 40001.
  */
 #include "postgres.h"
 
@@ -35,10 +38,10 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* Repetitions of insert and lookup after which a trigger must be keeping the row out. */
+/* After this number of inserts and lookups, a trigger must be suppressing the row. */
 #define MAX_TRIES 20
 
-/* Returns whether a job has finished, and the time of its key is over. */
+/* Returns whether a job has finished and its key may be used again. */
 static bool
 is_expired(const Job *job, const QueueInfo *queue, TimestampTz now)
 {
@@ -60,8 +63,8 @@ refuse_payload(const QueueInfo *queue, int64 id, const char *what, const char *h
 }
 
 /*
- * Looks up the job that answers for a key, under the table's snapshot; false when
- * the key is free.  payload, unless it is NULL, must be the job's: raises IQ003.
+ * Looks up the job that has a key, by the table's snapshot; returns false if the key is free.
+ * Raises IQ003 if payload is not NULL and is not equal to the job's payload.
  */
 bool
 idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key, const Datum *payload,
@@ -75,9 +78,9 @@ idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key, const Datu
 }
 
 /*
- * Answers with the job that has the key, and does with it what the producer wants; OUTCOME_LOCKED if
- * the job must be changed, another transaction holds its row, and the caller skips.  Returns false if
- * the job has changed since it was looked up.
+ * Fills in *answer for the job that has the key, and does with the job what the rule says.  The
+ * outcome is OUTCOME_LOCKED if the job must be written, but another transaction holds its row and
+ * the caller skips.  Returns false if the job has changed since it was looked up.
  */
 static bool
 settle_duplicate(JobsTable *table, const QueueInfo *queue, const Job *job, const JobChange *columns,
@@ -108,7 +111,9 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const Job *job, const
 		case DUPLICATE_KEEP:
 			same_payload =
 				idemq_same_document(job_value(job, COL_PAYLOAD), columns->values[COL_PAYLOAD]);
-			/* No kind is the same as any kind: producers are deployed one by one. */
+			/*
+			 * No kind is equal to any kind, because producers are not all updated at the same time.
+			 */
 			if (!same_payload ||
 				((columns->set & COLUMN_BIT(COL_KIND)) && job_has(job, COL_KIND) &&
 				 !DatumGetBool(DirectFunctionCall2Coll(texteq, C_COLLATION_OID,
@@ -140,7 +145,7 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const Job *job, const
 	/* The steps that attempts did for another payload are void. */
 	if (job->token != 0)
 		idemq_steps_void(job->id);
-	idemq_jobs_refresh(table); /* a batch may come to that key again */
+	idemq_jobs_refresh(table); /* the same key may come again in a batch */
 	return true;
 }
 
@@ -188,13 +193,13 @@ take_keyed_room(JobsTable *table, const QueueInfo *queue, const JobChange *colum
 }
 
 /*
- * Adds the job with these columns, key among them; or answers with the job that has the key, and
- * replaces it, if the rule says so.  OUTCOME_RERUN: the caller is to have that job run once more
- * (idemq_new_job_or_rerun).  A caller that skips is answered
- * OUTCOME_LOCKED, and nothing else, when a concurrent duplicate's transaction is open, or another
- * holds the row that would be changed.  The job gets its id here, unless the columns have it.
- * Raises IQ003, IQ004; IQ007 for a new job of a full queue or group; 42501 for the key of another
- * role's tick, or for a reserved one; 40001 above READ COMMITTED.
+ * Adds a job with these columns, which include a key; or, if a job has that key, fills in *answer
+ * for that job, and replaces it if the rule says so.  With OUTCOME_RERUN, the caller must make that
+ * job run again (idemq_new_job_or_rerun).  For a caller that skips, the outcome is OUTCOME_LOCKED,
+ * and nothing else is done, if a concurrent duplicate's transaction is open, or another transaction
+ * holds a row that must be written.  The new job gets its id here, unless the columns have it.
+ * Raises IQ003 and IQ004; IQ007 for a new job of a full queue or group; 42501 for a reserved key,
+ * or the key of another role's tick; 40001 above READ COMMITTED.
  */
 void
 idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns,
@@ -209,7 +214,7 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 
 	if (!rule.is_ours)
 		idemq_reserved_key_check(key);
-	/* A holder may come and go between the lookups, but not again and again. */
+	/* A job with the key may appear and disappear between two lookups, but not again and again. */
 	for (int tries = 0; !added; tries++)
 	{
 		Job job;
@@ -229,7 +234,7 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 				return;
 			}
 			idemq_jobs_refresh_or_raise(table);
-			/* Another transaction has changed the job: that does not count as a try. */
+			/* Another transaction has changed the job, which does not count as a try. */
 			tries = 0;
 			continue;
 		}
@@ -256,7 +261,7 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 			JobChange change = {0};
 			JobWrite write;
 
-			/* That job has finished, and gives its key up. */
+			/* That job has finished: remove its key. */
 			job_set_null(&change, COL_KEY);
 			job_set_null(&change, COL_KEY_EXPIRES_AT);
 			write = idemq_jobs_update(table, &job, &change, wait);
@@ -279,7 +284,7 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 		added = found ? idemq_jobs_insert_successor(table, columns, &job)
 					  : idemq_jobs_insert_keyed(table, columns, wait);
 		if (found || !added)
-			idemq_jobs_refresh(table); /* a batch may come to that key again */
+			idemq_jobs_refresh(table); /* the same key may come again in a batch */
 	}
 	*answer = (EnqueueAnswer){.id = DatumGetInt64(columns->values[COL_ID]),
 							  .outcome = OUTCOME_ACCEPTED,

@@ -38,12 +38,12 @@
  * times are the same only if a promotion becomes visible, and the next claim is made, within one
  * microsecond.)
  *
- * The next job is promoted once the one before it is claimed, not when that claim commits: a
- * worker may claim, work and commit in one transaction.  A pending job that has a
- * lease entry is being claimed, and counts as taken.  The call that claims promotes the next one
- * itself, or marks the group, before it returns; a claim without an entry, with a full lease
- * table, marks it by its commit.  If the claim is rolled back, the group may have two jobs that
- * wait, and be served once more in that round; it never has an extra permit.
+ * The next job is promoted as soon as the one before it is claimed, not when that claim commits,
+ * because a worker may claim, work and commit in one transaction.  A pending job that has a lease
+ * entry is being claimed, and counts as taken.  The call that claims it promotes the next one itself,
+ * or marks the group, before it returns; a claim without an entry, because the lease table is full,
+ * marks the group when it commits.  If the claim is rolled back, the group may have two waiting jobs,
+ * and may be served once more in that round, but it never has an extra permit.
  *
  * A job that is enqueued without a group, in a queue whose groups have permits, is in the group
  * without a name, which no user can give: '' in the row, NULL for the worker.  That group is served
@@ -69,9 +69,9 @@
 #include "txn/txn.h"
 
 /*
- * Adds to a change that sets ready_at, for a job of a group that has permits, whether the job
- * takes or keeps a permit.  Without one, run_at holds the time that the job waits for, and its
- * group is checked when this has committed: the permit that the job had, if any, is free.
+ * Completes a change that sets ready_at, for a job in a group with permits; takes: the job gets or
+ * keeps a permit.  A job without one has the time for which it waits in run_at, and its group is
+ * checked after the commit, because the permit that the job had, if any, is free.
  */
 void
 idemq_permit_follow(JobChange *change, const Job *job, const QueueInfo *queue, bool takes,
@@ -91,7 +91,7 @@ idemq_permit_follow(JobChange *change, const Job *job, const QueueInfo *queue, b
 
 /*
  * Counts the permits of a group by the table's snapshot, among the jobs with a ready_at between
- * from and until; stops when it is known that no job may be promoted.
+ * from and until.  Stops as soon as it is known that no job may be promoted.
  */
 void
 idemq_permits_count(JobsTable *table, const QueueInfo *queue, Datum name, TimestampTz from,
