@@ -1,14 +1,14 @@
 /*
  * job/promote_one.c
- *		One group that this session owns: its head, or its next job with a permit.
+ *		Promoting one group that this session owns: its head, or its next job with a permit.
  *
- * Why there is one head at most, and no group forgotten: job/promote.c.  Why there are no more
- * permits than group_max_running: job/permits.c.
+ * job/promote.c says why a group has at most one head, and why no group is forgotten. job/permits.c
+ * says why there are never more permits than group_max_running.
  *
  * A FIFO group is not treated as a group with one permit.  Its head is any job with a ready_at,
  * whatever the flags of its row say: a job that was written by hand, or that waits for a retry, has
- * no permit and is the head all the same.  And one lookup finds the head, whereas find_next reads all
- * jobs of the group that have a ready_at, and their lease entries.
+ * no permit, and is nevertheless the head.  And one lookup finds the head, whereas counting permits
+ * reads all jobs of the group that have a ready_at, and their lease entries.
  */
 #include "postgres.h"
 
@@ -19,11 +19,11 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* Visits of a group whose first job changes each time. */
+/* Maximum number of looks at a group whose first job changes each time. */
 #define MAX_LOOKS 10
-/* Jobs, not due or held, that one visit of a group with permits may pass over. */
+/* Maximum number of jobs that one visit of a group skips because they are not due, or held. */
 #define MAX_PASSED 100
-/* Jobs of a paused group that one visit makes blocked. */
+/* Maximum number of jobs of a paused group that one visit makes blocked. */
 #define MAX_BLOCKED 256
 
 /*
@@ -66,7 +66,7 @@ find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum n
 {
 	bool uses_permits = idemq_group_uses_permits(queue, name);
 	GroupLowWater from = idemq_pending_groups_low_water(queue->qstate, key);
-	/* Read after the snapshot: of the times that it shows, only those to come are above this. */
+	/* Read after the snapshot: if the snapshot shows a time above this, it is in the future. */
 	TimestampTz now = idemq_now();
 	GroupPermits permits = {0};
 
@@ -74,7 +74,7 @@ find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum n
 	{
 		bool is_known = from.heads != GROUP_NO_LOW_WATER.heads;
 
-		/* With what this transaction has promoted, at an earlier visit, for a time that is to come. */
+		/* Includes jobs that this transaction has promoted earlier, for a time in the future. */
 		from.last = Max(from.last, idemq_pending_groups_last(key));
 		idemq_permits_count(table, queue, name, from.heads,
 							is_known ? Max(now, from.last) : DT_NOEND, &permits);
@@ -173,7 +173,7 @@ idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key,
 		promotion = HELD;
 	if (!any_early)
 		return promotion;
-	/* The group is ours until we commit: what is left of it comes after that. */
+	/* We own the group until we commit, so the commit marks it for its other jobs. */
 	if (promotion != HAS_HEAD)
 		idemq_pending_groups_note(queue->qstate, queue->id, name, GROUP_KEEP_LOW_WATER);
 	return PROMOTED_FOR_LATER;

@@ -30,11 +30,11 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* The timer sets two scans for a queue's leases at least this far apart, in microseconds, */
+/* Minimum time between two scans for expired leases of a queue, in microseconds, */
 #define REAP_INTERVAL INT64CONST(500)
-/* and so many times as far as the last one took. */
+/* and as a multiple of the duration of the last scan. */
 #define REAP_SHARE 10
-/* A call gives up after so many batches in a row from which it took nothing back. */
+/* Maximum number of consecutive batches of which no lease was taken back. */
 #define MAX_IN_VAIN 16
 
 static const char *const loss_texts[] = {[LOSS_EXPIRED] = "lease expired",
@@ -84,9 +84,10 @@ idemq_reap_row(JobsTable *table, const Job *job, const QueueInfo *queue, LeaseLo
 }
 
 /*
- * Takes back one expired lease of the queue; returns whether it did.  It does not reap what this
- * transaction itself has locked.  The table's snapshot must be younger than the caller's
- * knowledge of the lease: then a row that does not show that attempt has moved on.
+ * Takes back one expired lease of the queue; returns whether it did.  Does not take back a lease
+ * whose job this transaction itself has written.  The table's snapshot must be younger than the
+ * caller's knowledge of the lease, so if the row does not show that attempt, the job has changed
+ * since.
  */
 bool
 idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 token)
@@ -103,7 +104,7 @@ idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 tok
 		return false; /* the entry of a job that is gone goes too */
 	if (job.queue_id != queue->id)
 	{
-		/* Moved by hand: the entry goes, and its new queue searches for it. */
+		/* Moved by hand: the entry is removed, and its new queue searches for the job. */
 		idemq_pending_note(ACTION_RECOVER, NULL, job.queue_id);
 		return false;
 	}
@@ -130,12 +131,13 @@ idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 tok
 }
 
 /*
- * Takes back up to REAP_BATCH expired leases of a queue, one at least and no more than fit
- * into the slice; sets *more to whether the batch was full or cut short.  Returns how many
- * it took back.  If it fails on the way, the queue is scanned again soon.
+ * Takes back up to REAP_BATCH expired leases of a queue: at least one, and more until the slice is
+ * over.  Sets *more if the batch was full or was cut short.  Returns how many leases were taken
+ * back.
  *
- * What is left is due again at once, behind what is due elsewhere by then: a lease that was
- * collected but not reached has not been changed.
+ * Leases that were collected but not reached have not changed.  They are due again immediately,
+ * after what is already due in other queues.  If an error interrupts the batch, the queue is
+ * scanned again soon.
  */
 static int64
 reap_batch(const QueueInfo *queue, const Slice *slice, bool *more)
@@ -166,7 +168,7 @@ reap_batch(const QueueInfo *queue, const Slice *slice, bool *more)
 	idemq_due_by(qstate, DUE_LEASE, next);
 	idemq_qstates_end_change();
 	idemq_jitter();
-	/* A snapshot that sees every claim whose lease we found. */
+	/* The snapshot must show every claim whose lease was collected. */
 	if (found > 0)
 		idemq_jobs_refresh(&table);
 	while (visited < found && (visited == 0 || !idemq_slice_is_over(slice)))
@@ -183,7 +185,7 @@ reap_batch(const QueueInfo *queue, const Slice *slice, bool *more)
 	return reaped;
 }
 
-/* Takes back expired leases of a queue for as long as the slice; returns how many. */
+/* Takes back expired leases of a queue until the slice is over; returns how many. */
 int64
 idemq_reap_in(const QueueInfo *queue, const Slice *slice)
 {
@@ -201,7 +203,7 @@ idemq_reap_in(const QueueInfo *queue, const Slice *slice)
 	return reaped;
 }
 
-/* Takes back expired leases of a queue, as many as one of the worker's slices holds. */
+/* Takes back expired leases of a queue, for one slice of the worker. */
 void
 idemq_reap_expired(const QueueInfo *queue)
 {

@@ -1,26 +1,27 @@
 /*
  * job/recover.c
- *		Finding leases that memory lost: running jobs without a lease entry.
+ *		Finding leases that memory has lost: running jobs without a lease entry.
  *
- * There is such a job after the server restarted, the lease table was full, or a transaction
+ * Such a job exists after a restart of the server, if the lease table was full, or if a transaction
  * that ended its attempt was prepared and rolled back.  Its row has the deadline.  But the lease
- * lasts at least its length from the start of this server, or from the moment when the database
- * took over from the publisher that it followed: so neither takes a lease from a worker that
- * heartbeats.  The length is the claim's own, deadline - claimed_at, also for the heartbeats that
- * follow.  An attached lease, whose session ended with the former server, lasts as long as a
- * worker takes to connect again: at most idemq.attach_grace (JOB_ATTACHED).  A heartbeat that found
- * the lease table full has moved the row's deadline, and noted when (JOB_EXTENDED): then the length
- * is deadline - renewed_at, and the lease lasts until that deadline at least.  A handler's job (JOB_HANDLER) is taken back at once:
- * its process ended with the former server, and the handler's row is told so
- * (worker/handle.c).
+ * lasts at least its full length from the start of this server, or from the time when the database
+ * took over from its publisher, so that neither takes a lease from a worker that sends heartbeats.
  *
- * A scan that meets such a job adopts it: it puts an entry, and then fetches the row again under
- * a newer snapshot.  If the job is still there, the transaction that ends it will remove the
- * entry.  If it moved on, the entry goes, and the queue's scan starts are unset, for the sake of
- * the claimers that the entry turned away.
+ * The length is that of the claim, deadline - claimed_at, and also applies to later heartbeats.  If
+ * a heartbeat found the lease table full, it moved the row's deadline, and noted the time
+ * (JOB_EXTENDED): then the length is deadline - renewed_at, and the lease lasts at least until that
+ * deadline.  An attached lease, whose session ended with the former server, lasts as long as a
+ * worker may take to connect again: at most idemq.attach_grace (JOB_ATTACHED).  A handler's job
+ * (JOB_HANDLER) is taken back immediately, because its process ended with the former server; the
+ * handler is told so (worker/handle.c).
  *
- * Taking back ended leases (job/reap.c) and this search go together wherever a session
- * does both: before a claim (idemq_reap_some), in idemq.reap() (idemq_reap_all).
+ * A scan that finds such a job adopts it: it adds an entry, and then fetches the row again by a
+ * newer snapshot.  If the job is still running, the transaction that ends it will remove the entry.
+ * If not, the scan removes the entry, and unsets the queue's scan starts, because claimers may have
+ * passed the job while it had the entry.
+ *
+ * Taking back ended leases (job/reap.c) and this search are combined wherever a session does both:
+ * before a claim (idemq_reap_some), and in idemq.reap() (idemq_reap_all).
  */
 #include "postgres.h"
 
@@ -36,7 +37,7 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* Index entries that a step of a claim, and of the worker, scans for leases that memory lost. */
+/* Number of index entries that one step scans for lost leases: of a claim, and of the worker. */
 #define RECOVERY_STEP 1000
 #define WORKER_STEP 20000
 
@@ -47,17 +48,17 @@ typedef struct LostLease
 	bool adopted; /* we put its entry */
 } LostLease;
 
-/*
- * Returns whether a former server ended while one of its handlers was at a job: no process of
- * that server comes back to it.
- */
+/* Returns whether a job was running in a handler process of a former server, which has ended. */
 static bool
 is_interrupted(const Job *job)
 {
 	return job_is_handled(job) && job->claimed_at < idemq_primary_since();
 }
 
-/* Returns the length of a running job's lease, by its row: what each heartbeat adds to now. */
+/*
+ * Returns the length of a running job's lease according to its row: each heartbeat extends the
+ * lease to this time from then.
+ */
 int64
 idemq_row_lease(const Job *job)
 {
@@ -66,7 +67,7 @@ idemq_row_lease(const Job *job)
 	return job->deadline - (renewed ? job_time(job, COL_RENEWED_AT) : job->claimed_at);
 }
 
-/* Returns until when an attempt may last; DT_NOEND: as long as its lease is renewed. */
+/* Returns the time when job_timeout ends an attempt; DT_NOEND if there is none. */
 TimestampTz
 idemq_row_limit(const Job *job, const QueueInfo *queue)
 {
@@ -117,7 +118,10 @@ add_lost(LostLeases *lost, const Job *job, bool adopted)
 	MemoryContextSwitchTo(old);
 }
 
-/* Puts the entry of a lost lease, to be settled; deadline: mono; beat: its worker has sent one. */
+/*
+ * Adds the entry of a lost lease, for idemq_lost_leases_settle. deadline: of the monotonic clock;
+ * beat: the worker has sent a heartbeat.  Returns as idemq_lease_adopt.
+ */
 static LeaseTake
 adopt(LostLeases *lost, const Job *job, const QueueInfo *queue, int64 deadline, int64 length,
 	  bool beat)
@@ -141,9 +145,9 @@ adopt(LostLeases *lost, const Job *job, const QueueInfo *queue, int64 deadline, 
 }
 
 /*
- * Notes a running job whose lease has no entry, and adopts it.  Returns
- * false when that cannot be done now: another transaction holds its row, and may be
- * ending it, or this transaction itself has written it.
+ * Adopts a running job whose lease has no entry, for idemq_lost_leases_settle.  Returns false if
+ * that is not possible now, because another transaction holds the row, and may be ending the job,
+ * or this transaction itself has written it.
  */
 bool
 idemq_lost_lease_note(LostLeases *lost, const Job *job, const QueueInfo *queue)
@@ -163,9 +167,8 @@ idemq_lost_lease_note(LostLeases *lost, const Job *job, const QueueInfo *queue)
 }
 
 /*
- * As idemq_lost_lease_note, for the worker's own heartbeat: the lease starts again
- * from now.  Returns LEASE_FULL when its row has to say so, LEASE_BUSY when there
- * is an entry, or the row is held and nothing can be done.
+ * Like idemq_lost_lease_note, for a heartbeat: the lease starts again now.  Returns LEASE_FULL if
+ * the row must be extended instead, and LEASE_BUSY if there is an entry, or the row is held.
  */
 LeaseTake
 idemq_lost_lease_renew(LostLeases *lost, const Job *job, const QueueInfo *queue, int64 length)
@@ -176,9 +179,9 @@ idemq_lost_lease_renew(LostLeases *lost, const Job *job, const QueueInfo *queue,
 }
 
 /*
- * Fetches one of the jobs again, under the refreshed snapshot.  A job without an entry that is
- * still running is reaped; returns whether that was so.  An adopted entry whose job is not running
- * any more is dropped: then the queue's scan starts are unset, and another search is requested.
+ * Fetches one of the jobs again, by the new snapshot.  If the job is still running without an
+ * entry, reaps it; returns whether it did.  If an adopted job is no longer running, drops its
+ * entry, unsets the queue's scan starts, and requests another search.
  */
 static bool
 recover_recheck_adopted(LostLeases *lost, const LostLease *lease, JobsTable *table,
@@ -203,11 +206,11 @@ recover_recheck_adopted(LostLeases *lost, const LostLease *lease, JobsTable *tab
 	if (!there && lease->adopted)
 	{
 		idemq_qstates_begin_change();
-		/* If it is just held, the holder may leave it as it is: another search. */
+		/* If the row is only held, the job may still be running: search again. */
 		idemq_qstate_need_recovery(queue->qstate, queue->id);
 		lost->dropped = true;
 		(void) idemq_lease_drop(lease->job_id, lease->token, &dropped);
-		/* It may have turned others away, from wherever the job is now. */
+		/* Other sessions may have passed the job because of the entry, at any key. */
 		idemq_scan_start_unset(queue->qstate, queue->id);
 		idemq_qstates_end_change();
 	}
@@ -215,8 +218,8 @@ recover_recheck_adopted(LostLeases *lost, const LostLease *lease, JobsTable *tab
 }
 
 /*
- * Ends what idemq_lost_lease_note began, once no scan of the table is open:
- * refreshes it, and keeps, drops or reaps each.  Returns how many were reaped.
+ * Completes what idemq_lost_lease_note began, when no scan of the table is open: takes a new
+ * snapshot, and keeps, drops or reaps each lease.  Returns how many were reaped.
  */
 int64
 idemq_lost_leases_settle(LostLeases *lost, JobsTable *table, const QueueInfo *queue)
@@ -235,9 +238,9 @@ idemq_lost_leases_settle(LostLeases *lost, JobsTable *table, const QueueInfo *qu
 }
 
 /*
- * Adopts the running jobs of the ready index, from point to the end of its
- * priority, or as far as *budget entries reach; moves point and takes off budget.  It stops
- * between two keys: a row whose update was not HOT has more than one entry of its key.
+ * Adopts the running jobs of the ready index, from point to the end of its priority, or for *budget
+ * entries.  Moves point, and lowers *budget.  Stops only between two keys, because a row whose
+ * update was not HOT has several entries with the same key.
  */
 static void
 recover_priority(JobsTable *table, const QueueInfo *queue, RecoveryPoint *point, int *budget,
@@ -268,8 +271,8 @@ recover_priority(JobsTable *table, const QueueInfo *queue, RecoveryPoint *point,
 }
 
 /*
- * Does one step of a search from point, as many index entries as budget, and moves it; at its
- * end every job in flight is counted.  Returns how many were reaped.
+ * Does one step of a search from point, for that many index entries, and moves point.  When the
+ * search has ended, every running job is counted.  Returns how many jobs were reaped.
  */
 static int64
 recover_step(const QueueInfo *queue, RecoveryPoint *point, int budget)
@@ -286,13 +289,13 @@ recover_step(const QueueInfo *queue, RecoveryPoint *point, int budget)
 	if (lost.dropped || idemq_lease_share_is_full(queue->max_running > 0))
 		point->incomplete = true;
 	idemq_qstate_recovered_to(queue->qstate, queue->id, point);
-	/* Sessions that wait for the end of the search. */
+	/* Wakes a session that waits for the end of the search. */
 	if (point->priority == IDEMQ_PRIORITIES)
 		idemq_running_wake_refused(queue->qstate, queue->id);
 	return reaped;
 }
 
-/* Does a step of the search for leases that memory lost, if there is one under way. */
+/* Does a step of the search for lost leases, if one is under way. */
 void
 idemq_recover_some(const QueueInfo *queue)
 {
@@ -350,10 +353,10 @@ idemq_recover_for_limits(const QueueInfo *queue)
 }
 
 /*
- * Takes back what has expired in a queue, a slice of it; and does a step of the search for leases
- * that memory lost, if there is one under way, or, with max_running, all of it.  Returns false
- * when max_running cannot be kept, since not every job in flight is counted.  Costs nothing when
- * there is nothing to do.
+ * Takes back expired leases of a queue, for one slice of a call, and does a step of the search for
+ * lost leases, if one is under way; with max_running, the whole search.  Returns false if
+ * max_running cannot be enforced, because not every running job is counted.  Costs almost nothing
+ * if there is nothing to do.
  */
 bool
 idemq_reap_some(const QueueInfo *queue)
@@ -376,7 +379,7 @@ idemq_reap_some(const QueueInfo *queue)
 	return counted;
 }
 
-/* Takes back every expired lease of a queue, those that memory lost included. */
+/* Takes back every expired lease of a queue, including lost leases. */
 int64
 idemq_reap_all(const QueueInfo *queue)
 {
