@@ -177,8 +177,8 @@ typedef enum OnDuplicate
 	DUPLICATE_KEEP,	   /* the first job stays; another payload is an error */
 	DUPLICATE_IGNORE,  /* the first job stays, whatever its payload */
 	DUPLICATE_REPLACE, /* a waiting job without an attempt gets the new payload, time, priority */
-	DUPLICATE_RERUN, /* like replace; a running or finished job runs again with the new payload */
-	DUPLICATE_ERROR	 /* an error */
+	DUPLICATE_RERUN,   /* like replace; a running or finished job runs again with the new payload */
+	DUPLICATE_ERROR	   /* an error */
 } OnDuplicate;
 
 /* What happens to a new job if its queue or its group is full: see job/room.c and group_room.c. */

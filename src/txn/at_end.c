@@ -66,7 +66,7 @@ forget(void)
 	idemq_pending_away_let_back();
 }
 
-/* Undoes what was noted in a subtransaction or a later one; InvalidSubTransactionId: all. */
+/* Undoes the notes of a subtransaction and of later ones; InvalidSubTransactionId: all notes. */
 static void
 undo_from(SubTransactionId from)
 {

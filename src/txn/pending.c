@@ -1,31 +1,32 @@
 /*
  * txn/pending.c
- *		Pending actions: what this transaction has noted for shared memory, in order;
- *		and, by kind, what shared memory does after its commit, abort and PREPARE.
+ *		Pending actions: what this transaction has noted for shared memory, in order; and, for each
+ *		kind of action, what shared memory does after commit, abort and PREPARE.
  *
- * An action is noted before the change that it undoes is made, into memory that was
- * reserved before (idemq_pending_reserve), so that no error can come between.  A
- * transaction may change a million jobs, so an action is small.
+ * An action is noted before the change that it undoes is made, in memory that was reserved before
+ * (idemq_pending_reserve), so no error can come in between.  A transaction may change a million
+ * jobs, so an action is small.
  *
- * At the commit entries with transferred permits are counted first, before the entries go whose
- * permits they take (job/limits.c); then the actions are followed in the order in which they were
- * noted.  What comes before and after them is in txn/at_end.c.
+ * At the commit, entries with transferred permits are counted first, before the entries are removed
+ * whose permits they take (job/limits.c).  Then the actions are carried out in the order in which
+ * they were noted. txn/at_end.c says what comes before and after them.
  *
- * Subtransactions: their ids grow, so at the end of one the actions with its id or a
- * greater one are its own or its children's, and are the tail of the list.  A release
- * needs nothing; a rollback undoes that tail, the last first, so that an entry which
- * was ended, claimed again and ended again goes back the way it came.
+ * Subtransactions: their ids increase, so when one ends, the actions with its id or a greater one
+ * are its own or its children's, and are at the end of the list.  A release does nothing.  A
+ * rollback undoes these actions, the last first, so an entry that was ended, claimed again and
+ * ended again returns to its first state step by step.
  *
- * PREPARE TRANSACTION: from then on no session owns the transaction, so what only a
- * session could answer for is refused: a claim (unless it is the attempt's end as well), a
- * promotion, the end of an attempt where max_running counts, an enqueue where max_unfinished or
- * group_max_unfinished counts, and a drop of what memory knows.  The entries of attempts that the
- * transaction ends are removed.  After that, only its row locks keep other sessions from these jobs,
- * and a claimer that meets such a row does not pass it.  When the transaction ends, the
- * utility hook (hooks/utility.c) unsets the scan starts and asks for recovery.
+ * PREPARE TRANSACTION: from then on no session owns the transaction, so everything is refused that
+ * requires a session: a claim (unless the same call ends the attempt), a promotion, the end of an
+ * attempt in a queue with max_running, an enqueue that max_unfinished or group_max_unfinished
+ * limits, and a drop of something that memory knows.  The entries of attempts that the transaction
+ * ends are removed.  After that, only its row locks keep other sessions from these jobs, and a
+ * claimer that meets such a row does not pass it.  When the transaction ends, the utility hook
+ * (hooks/utility.c) unsets the scan starts and requests recovery.
  *
- * What txn/at_end.c calls neither allocates nor raises; idemq_pending_before_prepare
- * alone raises.  No locks; all state is this backend's.
+ * The functions that txn/at_end.c calls neither allocate memory nor raise errors, except
+ * idemq_pending_before_prepare, which raises errors.  There are no locks; all state belongs to this
+ * backend.
  */
 #include "postgres.h"
 
@@ -52,21 +53,21 @@ typedef struct Action
 	SubTransactionId subid;
 	QueueState *qstate;
 	int64 job_id;
-	int64 token; /* with the job it names a lease entry, and no later one */
+	int64 token; /* of the lease entry */
 	int32 queue_id;
 	int16 priority;
-	bool has_prior;	  /* of a claim: it took an entry over, which is in priors */
-	bool transferred; /* of a claim: it has the permit of an attempt that this transaction ends */
-	bool once;		  /* of a claim: it is the attempt's end as well */
-	bool frees;		  /* of an end: the attempt was counted as running */
-	uint8 finished;	  /* JobStatus to announce of an end or a finish; 0: none */
-	EventKind event;  /* to NOTIFY */
+	bool has_prior;	  /* claim: it took an entry over, which is in priors */
+	bool transferred; /* claim: it has the permit of an attempt that this transaction ends */
+	bool once;		  /* claim: the same call ends the attempt */
+	bool frees;		  /* end: the attempt was counted as running */
+	uint8 finished;	  /* end, finish: the JobStatus to announce; 0: none */
+	EventKind event;  /* event: for NOTIFY */
 	union
 	{
-		int32 attempt;		  /* of an event */
-		Oid database;		  /* of ACTION_EXTENSION */
-		TimestampTz ready_at; /* of a claim: with the priority, its position in the ready index */
-		uint64 process;		  /* of an end by others: the process to tell; 0: none */
+		int32 attempt;		  /* event */
+		Oid database;		  /* ACTION_EXTENSION */
+		TimestampTz ready_at; /* claim: with the priority, its position in the ready index */
+		uint64 process;		  /* end by others: the process to tell; 0: none */
 	} u;
 } Action;
 
@@ -77,15 +78,20 @@ StaticAssertDecl(sizeof(PriorLease) <= MAX_PRIOR_SIZE, "what a claim takes over 
 static Action *actions = NULL;
 static int nactions = 0;
 static int max_actions = 0;
-/* What claims took over: one for each action with has_prior, in the order of actions. */
+/*
+ * The entries that claims took over: one for each action with has_prior, in the order of actions.
+ */
 static PriorLease *priors = NULL;
 static int npriors = 0;
 static int max_priors = 0;
 /* Whether PREPARE TRANSACTION is under way, for idemq.check(). */
 static bool preparing = false;
-/* Whether an action is about settings or holds, perhaps one that was undone. */
+/* Whether an action concerns settings or holds, perhaps one that was undone. */
 static bool settings_changed = false;
-/* The job that the last transaction with a claim has claimed, if it was one; else 0, 0. */
+/*
+ * The job claimed by the last transaction that claimed any, if it claimed exactly one; otherwise 0,
+ * 0.
+ */
 static int64 claimed_id = 0;
 static int64 claimed_token = 0;
 
@@ -132,7 +138,10 @@ pending_note(ActionKind kind, QueueState *qstate, int32 queue_id, int64 job_id)
 	return action;
 }
 
-/* Notes what concerns a queue (0: all queues), and no job; equal notes in a row are one. */
+/*
+ * Notes an action for a queue (0: all queues), without a job.  Several equal notes in a row become
+ * one.
+ */
 void
 idemq_pending_note(ActionKind kind, QueueState *qstate, int32 queue_id)
 {
@@ -145,8 +154,8 @@ idemq_pending_note(ActionKind kind, QueueState *qstate, int32 queue_id)
 }
 
 /*
- * Notes that all rows of this database are read anew, unless that is noted already.  The last
- * note is undone first, so a note that is there stays for all that comes behind it.
+ * Notes ACTION_ROWS, unless it is noted already.  Actions are undone from the end of the list, so
+ * an earlier note stays for all that come after it.
  */
 static void
 note_rows_once(void)
@@ -162,9 +171,9 @@ note_rows_once(void)
 
 /*
  * Notes a claim.  The caller has reserved room for the note (idemq_pending_reserve_claim), so this
- * cannot fail, and has taken the lease entry; rowonly: it has none, because the table was full.
- * key: the ready key of the job.  once: the same transaction ends the attempt.  prior: the entry
- * that the claim took over, or NULL.
+ * cannot fail, and has taken the lease entry, unless rowonly is true, because the table was full.
+ * key: the ready key of the job. once: the same call ends the attempt. prior: the entry that the
+ * claim took over, or NULL.
  */
 void
 idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, bool rowonly,
@@ -190,11 +199,11 @@ idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, 
 }
 
 /*
- * Notes that this transaction ends the lease of that token, and marks its entry.  The job may
- * be a parent.  A queue without a state has no marks (shared/groups/dependencies.c): then all
- * rows are read anew.  announced: the status to announce after the commit, or NOT_ANNOUNCED.
- * by_others: neither the worker nor anyone else with the token ends the attempt, so the worker's
- * process is told after the commit.
+ * Notes that this transaction ends the lease of that token, and marks its entry.  The job may be a
+ * parent.  A queue without a state has no marks (shared/groups/dependencies.c), so then all rows
+ * are read again. announced: the status to announce after the commit, or NOT_ANNOUNCED. by_others:
+ * the attempt is ended by a session that does not have the token, so the worker's process is told
+ * after the commit.
  */
 void
 idemq_pending_note_end(QueueState *qstate, int32 queue_id, int64 job_id, int64 token,
@@ -238,7 +247,7 @@ idemq_pending_note_event(QueueState *qstate, int32 queue_id, EventKind kind, int
 	action->u.attempt = attempt;
 }
 
-/* Notes that a job that had no lease is finished; like idemq_pending_note_end. */
+/* Notes that a job without a lease has finished. announced: as for idemq_pending_note_end. */
 void
 idemq_pending_note_finished(QueueState *qstate, int32 queue_id, int64 job_id, JobStatus announced)
 {
@@ -248,7 +257,7 @@ idemq_pending_note_finished(QueueState *qstate, int32 queue_id, int64 job_id, Jo
 		pending_note(ACTION_FINISHED, qstate, queue_id, job_id)->finished = (uint8) announced;
 }
 
-/* Notes that a database may have the extension from now on. */
+/* Notes that a database may now have the extension. */
 void
 idemq_pending_note_extension(Oid database)
 {
@@ -261,7 +270,7 @@ idemq_pending_any(void)
 	return nactions > 0;
 }
 
-/* Makes a job visible again that other claimers may have passed. */
+/* Makes claimers visit a job again that they may have passed. */
 static void
 show_again(const Action *action, int priority, TimestampTz ready_at)
 {
@@ -271,8 +280,8 @@ show_again(const Action *action, int priority, TimestampTz ready_at)
 }
 
 /*
- * Removes an entry, and makes its job visible again to claimers that it turned away.  Returns false if
- * there is no entry of that token.
+ * Removes an entry, and makes claimers visit its job again if they have passed it because of the
+ * entry.  Returns false if there is no entry with that token.
  */
 static bool
 drop_lease(const Action *action, Lease *dropped)
@@ -313,20 +322,23 @@ undo_end(const Action *action)
 	idemq_transfer_note_end(action->queue_id, action->frees, -1);
 }
 
-/* Removes all that shared memory knows of this database. */
+/* Makes shared memory forget this database. */
 static void
 forget_database(void)
 {
 	idemq_version_move(0);
-	/* In this order: no entry is left that another state would have to count. */
+	/* The queue states first, so that no entry is left that another state would have to count. */
 	idemq_qstates_forget_database(MyDatabaseId);
 	idemq_lease_forget_database(MyDatabaseId);
-	/* After that: a session that looked before it sleeps where nobody would wake it any more. */
+	/* Last, because sessions that began to sleep before would otherwise not be woken any more. */
 	idemq_wake_database(MyDatabaseId, false);
 	idemq_worker_recheck(MyDatabaseId);
 }
 
-/* Has sessions and the worker look at the settings of a queue (0: of all queues), whose version has moved. */
+/*
+ * Makes sessions and the worker reread the settings of a queue (0: of all queues), whose version
+ * has moved.
+ */
 static void
 follow_settings(int32 queue_id)
 {
@@ -348,7 +360,7 @@ follow_settings(int32 queue_id)
 		idemq_wake_queue(qstate, queue_id);
 }
 
-/* Does what an action calls for after the commit. */
+/* Carries out an action after the commit. */
 static void
 action_commit(const Action *action)
 {
@@ -425,7 +437,7 @@ action_commit(const Action *action)
 	}
 }
 
-/* Undoes an action that was made in advance, after an abort. */
+/* Undoes an action after an abort. */
 static void
 action_abort(const Action *action)
 {
@@ -465,7 +477,7 @@ action_abort(const Action *action)
 			idemq_queue_cache_forget(action->queue_id);
 			break;
 		case ACTION_SWITCH:
-			/* This session too looks again: it has read what it wrote. */
+			/* This session, too, must read again, because it has read its own changes. */
 			idemq_version_move_following();
 			break;
 		default:
@@ -473,7 +485,7 @@ action_abort(const Action *action)
 	}
 }
 
-/* Does what must be done at PREPARE, because no session will do it at the transaction's end. */
+/* Carries out an action at PREPARE, as far as no session can do it when the transaction ends. */
 static void
 action_prepare(const Action *action)
 {
@@ -509,7 +521,7 @@ action_prepare(const Action *action)
 	}
 }
 
-/* Remembers the job that this transaction has claimed; nothing if it has claimed several. */
+/* Remembers the job that this transaction has claimed, if it has claimed exactly one. */
 static void
 remember_claim(void)
 {
@@ -534,7 +546,10 @@ remember_claim(void)
 	}
 }
 
-/* Returns the one job that this session's last transaction with a claim claimed; false: none. */
+/*
+ * Returns the job claimed by the last transaction of this session that claimed any; false if there
+ * were several or none.
+ */
 bool
 idemq_pending_claimed(int64 *id, int64 *token)
 {
@@ -543,7 +558,10 @@ idemq_pending_claimed(int64 *id, int64 *token)
 	return claimed_token != 0;
 }
 
-/* Forgets that job: the session is somebody else's from now on. */
+/*
+ * Forgets that job, because another client uses the session from now on (DISCARD ALL), or a later
+ * transaction has claimed.
+ */
 void
 idemq_pending_forget_claimed(void)
 {
@@ -563,7 +581,7 @@ idemq_pending_move_versions(void)
 	}
 }
 
-/* Follows the commit. */
+/* Carries out all actions after the commit. */
 void
 idemq_pending_apply(void)
 {
@@ -579,8 +597,9 @@ idemq_pending_apply(void)
 }
 
 /*
- * Undoes the action that was noted last, and forgets it.  To be called right after that note, by a
- * caller whose row turned out not to be its own: what a claim took over is on a stack of its own.
+ * Undoes the action that was noted last, and removes it.  Called at an abort, or by a caller that
+ * has just noted the action, and then could not write its row.  Actions must be undone in reverse
+ * order, because priors is a stack.
  */
 void
 idemq_pending_undo_last(void)
@@ -605,7 +624,7 @@ refuse_prepare(const char *what, const char *hint)
 			errmsg("cannot PREPARE a transaction that %s", what), errhint("%s", hint));
 }
 
-/* A claim needs a session that holds it; a promotion is part of a claim. */
+/* A claim needs a session, and a promotion is part of a claim. */
 static void
 refuse_claim(void)
 {
@@ -616,9 +635,9 @@ refuse_claim(void)
 }
 
 /*
- * Before PREPARE: raises 0A000 for what cannot be prepared.  From here on to
- * idemq_pending_forget the session's entries may outlive its transaction, which by then
- * has neither an id nor locks of its own.
+ * Before PREPARE: raises 0A000 if the transaction cannot be prepared.  From here on until
+ * idemq_pending_forget, the session's entries may outlive its transaction, which then has neither
+ * an id nor locks of its own.
  */
 void
 idemq_pending_before_prepare(void)
@@ -655,7 +674,7 @@ idemq_pending_before_prepare(void)
 		idemq_qstates_begin_change();
 }
 
-/* Follows PREPARE. */
+/* Carries out all actions at PREPARE. */
 void
 idemq_pending_prepare(void)
 {
@@ -663,7 +682,10 @@ idemq_pending_prepare(void)
 		action_prepare(&actions[i]);
 }
 
-/* Forgets all, at the end of the transaction, and ends what PREPARE began. */
+/*
+ * Forgets all actions at the end of the transaction, and ends what idemq_pending_before_prepare
+ * began.
+ */
 void
 idemq_pending_forget(void)
 {
