@@ -90,6 +90,7 @@ bool
 idemq_pause_end_if_over(const QueueInfo *queue)
 {
 	Datum values[] = {Int32GetDatum(queue->id), TimestampTzGetDatum(idemq_now())};
+
 	if (idemq_spi_do(&end_if_over, values, NULL) == 0)
 		return false;
 	idemq_pending_note(ACTION_RESUME, NULL, queue->id);
@@ -126,14 +127,13 @@ idemq_group_pauses_end(const QueueInfo *queue)
 						   sizeof(EndedPause), &count);
 	for (int i = 0; i < count; i++)
 	{
-		AuditEntry entry = {.action = "resume", .queue = queue};
+		const char *until = pstrdup(timestamptz_to_str(ended[i].until));
 
-		entry.members[0] = "group_key";
-		entry.members[1] = TextDatumGetCString(ended[i].group);
-		entry.members[2] = "until";
-		entry.members[3] = pstrdup(timestamptz_to_str(ended[i].until));
 		if (!keeps)
-			idemq_audit(&entry);
+			idemq_audit(&(AuditEntry){.action = "resume",
+									  .queue = queue,
+									  .members = {"group_key", TextDatumGetCString(ended[i].group),
+												  "until", until}});
 		/* Immediately, because the caller may itself be claiming jobs of this group. */
 		idemq_promote_later(queue, ended[i].group);
 	}

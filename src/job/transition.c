@@ -45,13 +45,7 @@ typedef enum AttemptMove
 	ATTEMPT_RESET
 } AttemptMove;
 
-/* The time that an event measures. */
-typedef enum Timed
-{
-	UNTIMED,
-	TIMED_WAIT, /* from ready_at to now */
-	TIMED_RUN	/* from claimed_at to now */
-} Timed;
+#define UNTIMED (-1)
 
 /* Events for NOTIFY, as bits. */
 #define TELL_LEASE 1 /* the lease expired, or the worker's session ended */
@@ -74,7 +68,7 @@ typedef struct Transition
 	AttemptMove attempt;
 	const char *history; /* outcome in idemq.attempts if it ends an attempt */
 	uint32 counters;	 /* that it increments, as COUNTER_BITs */
-	Timed timed;
+	int timed;			 /* the Timing that it measures; UNTIMED: none */
 	uint32 told;
 	uint32 flags;
 	uint32 columns; /* that it sets from its EventArgs */
@@ -110,34 +104,34 @@ typedef struct Transition
 
 /* clang-format off */
 static const Transition transitions[] = {
-	/*                         from                          to             ready        attempt        history      counters                      timed       told                     flags                                    columns */
-	[EVENT_CLAIM] =           {PENDING | RETRYING,           JOB_RUNNING,   READY_KEEP,  ATTEMPT_NEXT,  NULL,        COUNT(CLAIMED),               TIMED_WAIT, 0,                       0,                                       CLAIM_COLUMNS},
-	[EVENT_COMMIT] =          {RUNNING,                      JOB_COMPLETED, READY_CLEAR, ATTEMPT_KEEP,  NULL,        COUNT(COMMITTED),             TIMED_RUN,  0,                       SERVES_REQUEST,                          RESULT},
-	[EVENT_COMMIT_ONCE] =     {PENDING | RETRYING,           JOB_COMPLETED, READY_CLEAR, ATTEMPT_KEEP,  NULL,        COUNT(COMMITTED),             TIMED_WAIT, 0,                       ONE_STEP,                                RESULT | TOKEN},
-	[EVENT_FAIL] =            {RUNNING,                      JOB_RETRYING,  READY_SET,   ATTEMPT_KEEP,  "failed",    COUNT(FAILED),                UNTIMED,    0,                       TAKES_REQUEST,                           ERROR_TEXT},
-	[EVENT_DIE] =             {RUNNING,                      JOB_DEAD,      READY_CLEAR, ATTEMPT_KEEP,  "failed",    COUNT(FAILED) | COUNT(DEAD),  UNTIMED,    TELL_DEATH,              SERVES_REQUEST,                          ERROR_TEXT},
-	[EVENT_RELEASE] =         {RUNNING,                      JOB_PENDING,   READY_SET,   ATTEMPT_BACK,  "released",  COUNT(RELEASED),              UNTIMED,    0,                       MAY_EXPIRE | LEAVES_JOB | TAKES_REQUEST, 0},
-	[EVENT_INTERRUPT] =       {RUNNING,                      JOB_PENDING,   READY_SET,   ATTEMPT_BACK,  "released",  COUNT(RELEASED),              UNTIMED,    0,                       MAY_EXPIRE | TAKES_REQUEST,              ERROR_TEXT},
-	[EVENT_REAP] =            {RUNNING,                      JOB_PENDING,   READY_SET,   ATTEMPT_KEEP,  "expired",   COUNT(EXPIRED),               UNTIMED,    TELL_LEASE,              TAKES_REQUEST,                           ERROR_TEXT},
-	[EVENT_REAP_LATER] =      {RUNNING,                      JOB_RETRYING,  READY_SET,   ATTEMPT_KEEP,  "expired",   COUNT(EXPIRED),               UNTIMED,    TELL_LEASE,              TAKES_REQUEST,                           ERROR_TEXT},
-	[EVENT_REAP_DEAD] =       {RUNNING,                      JOB_DEAD,      READY_CLEAR, ATTEMPT_KEEP,  "expired",   COUNT(EXPIRED) | COUNT(DEAD), UNTIMED,    TELL_LEASE | TELL_DEATH, SERVES_REQUEST,                          ERROR_TEXT},
-	[EVENT_CANCEL] =          {UNFINISHED,                   JOB_CANCELLED, READY_CLEAR, ATTEMPT_KEEP,  "cancelled", COUNT(CANCELLED),             UNTIMED,    0,                       DROPS_REQUEST,                           0},
-	[EVENT_EXPIRE] =          {BLOCKED | PENDING | RETRYING, JOB_CANCELLED, READY_CLEAR, ATTEMPT_KEEP,  NULL,        COUNT(CANCELLED),             UNTIMED,    0,                       0,                                       ERROR_TEXT},
-	[EVENT_RETRY] =           {PENDING | RETRYING,           JOB_PENDING,   READY_SET,   ATTEMPT_KEEP,  NULL,        COUNT(RETRIED),               UNTIMED,    0,                       MAY_EXPIRE,                              0},
-	[EVENT_REDRIVE] =         {DEAD | CANCELLED,             JOB_PENDING,   READY_SET,   ATTEMPT_RESET, NULL,        COUNT(REDRIVEN),              UNTIMED,    0,                       0,                                       0},
-	[EVENT_REDRIVE_GROUPED] = {DEAD | CANCELLED,             JOB_BLOCKED,   READY_CLEAR, ATTEMPT_RESET, NULL,        COUNT(REDRIVEN),              UNTIMED,    0,                       0,                                       0},
-	[EVENT_RESCHEDULE] =      {PENDING,                      JOB_PENDING,   READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       MAY_EXPIRE,                              PRIORITY},
-	[EVENT_RESCHEDULE_RETRYING] = {RETRYING,                 JOB_RETRYING,  READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       MAY_EXPIRE,                              PRIORITY},
-	[EVENT_RESCHEDULE_BLOCKED] = {BLOCKED,                   JOB_BLOCKED,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       PRIORITY},
-	[EVENT_PROMOTE] =         {BLOCKED,                      JOB_PENDING,   READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       0},
-	[EVENT_DEFER] =            {PENDING | RETRYING,           JOB_BLOCKED,   READY_CLEAR, ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       0},
-	[EVENT_PAUSE] =           {PENDING | RETRYING,           JOB_BLOCKED,   READY_CLEAR, ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       RUN_AT},
-	[EVENT_JOIN_GROUP] =      {BLOCKED,                      JOB_BLOCKED,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       GROUP},
-	[EVENT_CHECKPOINT] =      {RUNNING,                      JOB_RUNNING,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       STATE},
-	[EVENT_ASK_RERUN] =       {RUNNING,                      JOB_RUNNING,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       ASKED},
-	[EVENT_RERUN] =           {FINISHED,                     JOB_PENDING,   READY_SET,   ATTEMPT_RESET, NULL,        COUNT(RERUNS),                UNTIMED,    0,                       0,                                       REQUEST},
-	[EVENT_RERUN_GROUPED] =   {FINISHED,                     JOB_BLOCKED,   READY_CLEAR, ATTEMPT_RESET, NULL,        COUNT(RERUNS),                UNTIMED,    0,                       0,                                       REQUEST | RUN_AT},
-	[EVENT_EXTEND] =          {RUNNING,                      JOB_RUNNING,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       DEADLINE | RENEWED},
+	/*                         from                          to             ready        attempt        history      counters                      timed        told                     flags                                    columns */
+	[EVENT_CLAIM] =           {PENDING | RETRYING,           JOB_RUNNING,   READY_KEEP,  ATTEMPT_NEXT,  NULL,        COUNT(CLAIMED),               TIMING_WAIT, 0,                       0,                                       CLAIM_COLUMNS},
+	[EVENT_COMMIT] =          {RUNNING,                      JOB_COMPLETED, READY_CLEAR, ATTEMPT_KEEP,  NULL,        COUNT(COMMITTED),             TIMING_RUN,  0,                       SERVES_REQUEST,                          RESULT},
+	[EVENT_COMMIT_ONCE] =     {PENDING | RETRYING,           JOB_COMPLETED, READY_CLEAR, ATTEMPT_KEEP,  NULL,        COUNT(COMMITTED),             TIMING_WAIT, 0,                       ONE_STEP,                                RESULT | TOKEN},
+	[EVENT_FAIL] =            {RUNNING,                      JOB_RETRYING,  READY_SET,   ATTEMPT_KEEP,  "failed",    COUNT(FAILED),                UNTIMED,     0,                       TAKES_REQUEST,                           ERROR_TEXT},
+	[EVENT_DIE] =             {RUNNING,                      JOB_DEAD,      READY_CLEAR, ATTEMPT_KEEP,  "failed",    COUNT(FAILED) | COUNT(DEAD),  UNTIMED,     TELL_DEATH,              SERVES_REQUEST,                          ERROR_TEXT},
+	[EVENT_RELEASE] =         {RUNNING,                      JOB_PENDING,   READY_SET,   ATTEMPT_BACK,  "released",  COUNT(RELEASED),              UNTIMED,     0,                       MAY_EXPIRE | LEAVES_JOB | TAKES_REQUEST, 0},
+	[EVENT_INTERRUPT] =       {RUNNING,                      JOB_PENDING,   READY_SET,   ATTEMPT_BACK,  "released",  COUNT(RELEASED),              UNTIMED,     0,                       MAY_EXPIRE | TAKES_REQUEST,              ERROR_TEXT},
+	[EVENT_REAP] =            {RUNNING,                      JOB_PENDING,   READY_SET,   ATTEMPT_KEEP,  "expired",   COUNT(EXPIRED),               UNTIMED,     TELL_LEASE,              TAKES_REQUEST,                           ERROR_TEXT},
+	[EVENT_REAP_LATER] =      {RUNNING,                      JOB_RETRYING,  READY_SET,   ATTEMPT_KEEP,  "expired",   COUNT(EXPIRED),               UNTIMED,     TELL_LEASE,              TAKES_REQUEST,                           ERROR_TEXT},
+	[EVENT_REAP_DEAD] =       {RUNNING,                      JOB_DEAD,      READY_CLEAR, ATTEMPT_KEEP,  "expired",   COUNT(EXPIRED) | COUNT(DEAD), UNTIMED,     TELL_LEASE | TELL_DEATH, SERVES_REQUEST,                          ERROR_TEXT},
+	[EVENT_CANCEL] =          {UNFINISHED,                   JOB_CANCELLED, READY_CLEAR, ATTEMPT_KEEP,  "cancelled", COUNT(CANCELLED),             UNTIMED,     0,                       DROPS_REQUEST,                           0},
+	[EVENT_EXPIRE] =          {BLOCKED | PENDING | RETRYING, JOB_CANCELLED, READY_CLEAR, ATTEMPT_KEEP,  NULL,        COUNT(CANCELLED),             UNTIMED,     0,                       0,                                       ERROR_TEXT},
+	[EVENT_RETRY] =           {PENDING | RETRYING,           JOB_PENDING,   READY_SET,   ATTEMPT_KEEP,  NULL,        COUNT(RETRIED),               UNTIMED,     0,                       MAY_EXPIRE,                              0},
+	[EVENT_REDRIVE] =         {DEAD | CANCELLED,             JOB_PENDING,   READY_SET,   ATTEMPT_RESET, NULL,        COUNT(REDRIVEN),              UNTIMED,     0,                       0,                                       0},
+	[EVENT_REDRIVE_GROUPED] = {DEAD | CANCELLED,             JOB_BLOCKED,   READY_CLEAR, ATTEMPT_RESET, NULL,        COUNT(REDRIVEN),              UNTIMED,     0,                       0,                                       0},
+	[EVENT_RESCHEDULE] =      {PENDING,                      JOB_PENDING,   READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,     0,                       MAY_EXPIRE,                              PRIORITY},
+	[EVENT_RESCHEDULE_RETRYING] = {RETRYING,                 JOB_RETRYING,  READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,     0,                       MAY_EXPIRE,                              PRIORITY},
+	[EVENT_RESCHEDULE_BLOCKED] = {BLOCKED,                   JOB_BLOCKED,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,     0,                       0,                                       PRIORITY},
+	[EVENT_PROMOTE] =         {BLOCKED,                      JOB_PENDING,   READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,     0,                       0,                                       0},
+	[EVENT_DEFER] =            {PENDING | RETRYING,           JOB_BLOCKED,   READY_CLEAR, ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,     0,                       0,                                       0},
+	[EVENT_PAUSE] =           {PENDING | RETRYING,           JOB_BLOCKED,   READY_CLEAR, ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,     0,                       0,                                       RUN_AT},
+	[EVENT_JOIN_GROUP] =      {BLOCKED,                      JOB_BLOCKED,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,     0,                       0,                                       GROUP},
+	[EVENT_CHECKPOINT] =      {RUNNING,                      JOB_RUNNING,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,     0,                       0,                                       STATE},
+	[EVENT_ASK_RERUN] =       {RUNNING,                      JOB_RUNNING,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,     0,                       0,                                       ASKED},
+	[EVENT_RERUN] =           {FINISHED,                     JOB_PENDING,   READY_SET,   ATTEMPT_RESET, NULL,        COUNT(RERUNS),                UNTIMED,     0,                       0,                                       REQUEST},
+	[EVENT_RERUN_GROUPED] =   {FINISHED,                     JOB_BLOCKED,   READY_CLEAR, ATTEMPT_RESET, NULL,        COUNT(RERUNS),                UNTIMED,     0,                       0,                                       REQUEST | RUN_AT},
+	[EVENT_EXTEND] =          {RUNNING,                      JOB_RUNNING,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,     0,                       0,                                       DEADLINE | RENEWED},
 };
 /* clang-format on */
 
@@ -548,10 +542,9 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	transition_note(transition, job, queue, &args);
 	idemq_pending_counts_event(queue->id, transition->counters);
 	if (transition->timed != UNTIMED)
-		idemq_pending_counts_timing(queue->id,
-									transition->timed == TIMED_WAIT ? TIMING_WAIT : TIMING_RUN,
-									transition->timed == TIMED_WAIT ? job->ready_at
-																	: job->claimed_at,
+		idemq_pending_counts_timing(queue->id, transition->timed,
+									transition->timed == TIMING_WAIT ? job->ready_at
+																	 : job->claimed_at,
 									args.now);
 	write_history(transition, job, queue, &args, deletes);
 	if (adds_record)

@@ -521,31 +521,6 @@ action_prepare(const Action *action)
 	}
 }
 
-/* Remembers the job that this transaction has claimed, if it has claimed exactly one. */
-static void
-remember_claim(void)
-{
-	const Action *claim = NULL;
-	int claims = 0;
-
-	for (int i = 0; i < nactions; i++)
-	{
-		if (actions[i].kind == ACTION_CLAIM || actions[i].kind == ACTION_CLAIM_ROWONLY)
-		{
-			claim = &actions[i];
-			claims++;
-		}
-	}
-	if (claims == 0)
-		return;
-	idemq_pending_forget_claimed();
-	if (claims == 1)
-	{
-		claimed_id = claim->job_id;
-		claimed_token = claim->token;
-	}
-}
-
 /*
  * Returns the job claimed by the last transaction of this session that claimed any; false if there
  * were several or none.
@@ -585,12 +560,28 @@ idemq_pending_move_versions(void)
 void
 idemq_pending_apply(void)
 {
+	const Action *claim = NULL;
+	int claims = 0;
+
 	IDEMQ_STOP("idemq_pending_apply");
-	remember_claim();
 	for (int i = 0; i < nactions; i++)
 	{
-		if (actions[i].transferred)
-			idemq_lease_count_transferred(actions[i].job_id, actions[i].token);
+		const Action *action = &actions[i];
+
+		if (action->kind == ACTION_CLAIM || action->kind == ACTION_CLAIM_ROWONLY)
+		{
+			claim = action;
+			claims++;
+		}
+		if (action->transferred)
+			idemq_lease_count_transferred(action->job_id, action->token);
+	}
+	if (claims > 0)
+		idemq_pending_forget_claimed();
+	if (claims == 1)
+	{
+		claimed_id = claim->job_id;
+		claimed_token = claim->token;
 	}
 	for (int i = 0; i < nactions; i++)
 		action_commit(&actions[i]);
