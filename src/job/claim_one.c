@@ -121,6 +121,8 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 						.tid_hint = idemq_jobs_tid_hint(table, job)};
 	Datum group = job_has(job, COL_GROUP_KEY) ? job_value(job, COL_GROUP_KEY) : (Datum) 0;
 	bool is_rated = queue->rate_limit > 0 || (queue->group_rate_limit > 0 && group != (Datum) 0);
+	TimestampTz held_until;
+	TimestampTz rated_until;
 	TakeResult result;
 	PriorLease prior;
 	bool has_prior;
@@ -132,8 +134,9 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 	if (idemq_jobs_is_outdated(table, job))
 		return TAKE_CHANGED;
 	/* Asked first, so that a job that comes too soon takes no entry. */
-	args->ready_at = Max(idemq_group_held_until(queue, group, &was_held),
-						 idemq_group_rate_limit(queue, group, false));
+	held_until = idemq_group_held_until(queue, group, &was_held);
+	rated_until = idemq_group_rate_limit(queue, group, false);
+	args->ready_at = Max(held_until, rated_until);
 	if (args->ready_at != DT_NOBEGIN)
 		return TAKE_EARLY;
 

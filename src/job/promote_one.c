@@ -45,8 +45,9 @@ idemq_promote_job(JobsTable *table, const QueueInfo *queue, const Job *job, Even
 	if (args->takes_permit || !idemq_group_uses_permits(queue, name))
 	{
 		bool was_held;
-		TimestampTz next = Max(idemq_group_rate_limit(queue, name, false),
-							   idemq_group_held_until(queue, name, &was_held));
+		TimestampTz held_until = idemq_group_held_until(queue, name, &was_held);
+		TimestampTz rated_until = idemq_group_rate_limit(queue, name, false);
+		TimestampTz next = Max(held_until, rated_until);
 
 		if (next > args->ready_at)
 			args->due = args->ready_at;
