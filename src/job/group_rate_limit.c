@@ -27,8 +27,8 @@
  * A hold of the group (job/holds.c) defers jobs in the same way, and with the same flag.
  *
  * Such a job waits longer than necessary once group_rate_limit was raised or removed, or
- * idemq.resume has ended the hold.  So alter_queue makes the jobs of its queue that wait for the
- * rate due, and resume those of the groups whose hold it ends (idemq_group_waits_end).  A claim
+ * idemq.resume has ended the hold.  So alter_queue makes these jobs of its queue due, and idemq.resume
+ * does so for the groups whose hold it ends (idemq_group_waits_end).  A claim
  * defers them again if they are still too soon.  A job that another transaction is deferring at that
  * time, by the former rate or hold, keeps its time: it starts later than it could.  Another call of
  * alter_queue or resume makes it due.

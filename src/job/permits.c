@@ -3,28 +3,28 @@
  *		The concurrency permits of a group: with group_max_running above 1, that many of its jobs
  *		may be running at once.
  *
- * A job has a permit from its promotion on (job/promote.c), while it is pending and
- * running, until what ends its attempt has committed: finished, failed, released or
- * reaped.  Only its row says whether a job has one:
+ * A job gets a permit when it is promoted (job/promote.c), and keeps it while it is pending and
+ * running, until the end of its attempt has committed: finished, failed, released or reaped.  Only
+ * the row of a job says whether it has one:
  *
  *		running							has a permit
  *		pending, with JOB_PERMIT		has a permit: it may be claimed, now or later
  *		pending without it, retrying	has none: it waits for its time
  *		blocked, finished				has none
  *
- * Only a promotion of a job that is due gives it a permit, and whatever else sets its ready_at takes
- * the permit away (job/transition.c).  That is so in every group, also with a group_max_running of
- * 1, where no code asks: so the rows are right when group_max_running becomes more than 1.  A claim
- * that finds a due job without a permit, one written by hand for example, does not take it, but
- * makes it blocked (EVENT_DEFER).  Then the job waits for a permit as the others do, ahead of
- * those that were enqueued later.
+ * A job gets a permit only if it is due when it is promoted, and every other event that sets its
+ * ready_at takes the permit away (job/transition.c).  This also happens with a group_max_running of
+ * 1, where permits are not used, so the rows are right when group_max_running becomes more than 1.  A
+ * claim that finds a due job without a permit, for example one written by hand, does not claim it, but
+ * makes it blocked (EVENT_DEFER).  The job then waits for a permit like the others, ahead of those
+ * that were enqueued later.
  *
- * Never more than group_max_running.  A promotion counts the permits, as the group's promoter, by a
- * snapshot that is younger than its ownership.  So the snapshot shows all permits that earlier
- * promoters gave; it may also show permits that have been given back since.  The promotion
- * gives one more only if it counts fewer than group_max_running.  A rollback of the
- * promotion, or a crash, takes the permit back with the row; a rollback of the claim, or of the
- * attempt's end, leaves the job its permit.
+ * There are never more permits than group_max_running.  A session that owns the group counts the
+ * permits, by a snapshot that is younger than its ownership.  So the snapshot shows all permits that
+ * earlier promoters gave; it may also show permits that have been given back since.  The session gives
+ * one more only if it counts fewer than group_max_running.  A rollback of the promotion, or a crash,
+ * also removes the permit, which is in the row; after a rollback of the claim, or of the attempt's
+ * end, the job still has its permit.
  *
  * Fair (round-robin) order.  A group has at most one job that waits to be claimed, whatever its
  * group_max_running, and that job's position in the ready index is the time of its promotion.  So
