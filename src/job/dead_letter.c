@@ -252,28 +252,32 @@ idemq_dead_letter_hold(const QueueInfo *queue, JobWait wait, QueueInfo *dead)
 static bool
 can_be_added(const Job *job, const QueueInfo *queue, const QueueInfo *dead, const char *status)
 {
-	bool held = dead->id != 0;
-	bool refused = false;
 	QueueInfo other;
 	const char *why;
+	int code;
 
-	if (dead->name[0] == '\0' || (held && !leads_to(dead->dead_letter_queue, queue->name, NULL)))
-		return held;
-	if (held)
+	if (dead->name[0] == '\0')
+		return false;
+	if (dead->id != 0)
+	{
+		if (!leads_to(dead->dead_letter_queue, queue->name, NULL))
+			return true;
+		code = ERRCODE_INVALID_PARAMETER_VALUE;
 		why = psprintf("because its own dead jobs would return to queue \"%s\"", queue->name);
+	}
 	else if (idemq_queue_find(dead->name, &other))
 	{
-		refused = true;
+		code = ERRCODE_INSUFFICIENT_PRIVILEGE;
 		why =
 			psprintf("because role \"%s\" may not enqueue to it", NameStr(queue->dead_letter_role));
 	}
 	else
+	{
+		code = ERRCODE_IDEMQ_NO_SUCH_QUEUE;
 		why = "because that queue does not exist";
+	}
 	ereport(
-		WARNING,
-		errcode(held	  ? ERRCODE_INVALID_PARAMETER_VALUE
-				: refused ? ERRCODE_INSUFFICIENT_PRIVILEGE
-						  : ERRCODE_IDEMQ_NO_SUCH_QUEUE),
+		WARNING, errcode(code),
 		errmsg("%s job %lld was not added to queue \"%s\" %s", status, (long long) job->id,
 			   dead->name, why),
 		errdetail("The original job is still in queue \"%s\" with status %s.", queue->name, status),
