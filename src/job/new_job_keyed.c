@@ -36,7 +36,6 @@
 #include "job/job.h"
 #include "queue/queue.h"
 #include "table/table.h"
-#include "txn/txn.h"
 
 /* After this number of inserts and lookups, a trigger must be suppressing the row. */
 #define MAX_TRIES 20

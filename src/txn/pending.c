@@ -308,6 +308,33 @@ drop_ended(const Action *action)
 		idemq_listeners_tell(dropped.process);
 }
 
+/* Tells the children of a job that has finished, or whose attempt has ended, and the waiting sessions. */
+static void
+tell_of_end(const Action *action)
+{
+	idemq_dependency_finished(action->qstate, action->queue_id, action->job_id);
+	idemq_wake_for_result(action->job_id);
+	if (unlikely(action->finished != NOT_ANNOUNCED))
+		idemq_finished_ring_add(action->qstate, action->queue_id, action->job_id,
+								(JobStatus) action->finished);
+}
+
+/* Removes a claim's entry, or restores the entry that it took over. */
+static void
+undo_claim(const Action *action)
+{
+	Lease dropped;
+
+	if (!action->has_prior)
+		(void) drop_lease(action, &dropped);
+	else if (!idemq_lease_restore(action->job_id, action->token, &priors[--npriors]))
+		idemq_scan_start_unset(action->qstate, action->queue_id);
+	if (action->transferred)
+		idemq_transfer_note_end(action->queue_id, true, 1);
+	/* Others may have passed the job because of the claim. */
+	show_again(action, action->priority, action->u.ready_at);
+}
+
 /* Undoes idemq_pending_note_end: the lease stays active. */
 static void
 undo_end(const Action *action)
@@ -379,13 +406,10 @@ action_commit(const Action *action)
 			break;
 		case ACTION_END:
 			drop_ended(action);
-			pg_fallthrough;
+			tell_of_end(action);
+			break;
 		case ACTION_FINISHED:
-			idemq_dependency_finished(qstate, queue_id, action->job_id);
-			idemq_wake_for_result(action->job_id);
-			if (unlikely(action->finished != NOT_ANNOUNCED))
-				idemq_finished_ring_add(qstate, queue_id, action->job_id,
-										(JobStatus) action->finished);
+			tell_of_end(action);
 			break;
 		case ACTION_CANCEL:
 			if (action->token != 0)
@@ -441,20 +465,12 @@ action_commit(const Action *action)
 static void
 action_abort(const Action *action)
 {
-	Lease dropped;
-
 	switch (action->kind)
 	{
 		case ACTION_CLAIM:
-			if (!action->has_prior)
-				(void) drop_lease(action, &dropped);
-			else if (!idemq_lease_restore(action->job_id, action->token, &priors[--npriors]))
-				idemq_scan_start_unset(action->qstate, action->queue_id);
-			if (action->transferred)
-				idemq_transfer_note_end(action->queue_id, true, 1);
-			pg_fallthrough;
+			undo_claim(action);
+			break;
 		case ACTION_CLAIM_ROWONLY:
-			/* Others may have passed the job because of the claim. */
 			show_again(action, action->priority, action->u.ready_at);
 			break;
 		case ACTION_END:
