@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Optional, Union
 
+from ._codec import Codec
 from ._hooks import Hooks
 from ._links import Address
 from .errors import Delay
@@ -22,6 +23,7 @@ class QueueOptions:
     attach: Optional[bool] = None
     unknown_kind: Delay = 60
     never_retry: tuple[type[BaseException], ...] = ()
+    codec: Optional[Codec] = None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any, Awaitable, Callable, Mapping, Optional, Sequence, Union
 from psycopg import AsyncConnection, Connection
 
 from ._arguments import bool_argument, delay_argument, int_argument, seconds_argument
+from ._codec import Codec, checked_codec
 from ._handlers import Kind
 from ._job import AsyncJob, Job
 from ._options import QueueOptions
@@ -24,6 +25,7 @@ def queue_options(
     attach: Optional[bool],
     unknown_kind: Delay,
     never_retry: Sequence[type[BaseException]],
+    codec: Optional[Codec] = None,
 ) -> QueueOptions:
     """The options of a queue.  Raises TypeError for an argument of the wrong type, and ValueError for a number out of range."""
     if int_argument("concurrency", concurrency) < 1 or int_argument("batch", batch) < 1:
@@ -38,7 +40,7 @@ def queue_options(
     for each in classes:
         if not (isinstance(each, type) and issubclass(each, BaseException)):
             raise TypeError(f"never_retry must contain exception classes, not {each!r}")
-    return QueueOptions(concurrency, batch, lease, timeout, attach, unknown_kind, classes)
+    return QueueOptions(concurrency, batch, lease, timeout, attach, unknown_kind, classes, checked_codec(codec))
 
 
 class Inside:
@@ -56,11 +58,12 @@ class Inside:
         attach: Optional[bool] = None,
         unknown_kind: Delay = 60,
         never_retry: Sequence[type[BaseException]] = (),
+        codec: Optional[Codec] = None,
     ) -> None:
         """handler: a function, or a dict of functions (or Kind) by the kind of the job (None for jobs without a kind).
         The other arguments are those of Worker."""
         self.handler: Any = handler
-        self.options = queue_options(concurrency, batch, lease, timeout, attach, unknown_kind, never_retry)
+        self.options = queue_options(concurrency, batch, lease, timeout, attach, unknown_kind, never_retry, codec)
 
 
 class Outside:
@@ -76,10 +79,11 @@ class Outside:
         attach: Optional[bool] = None,
         unknown_kind: Delay = 60,
         never_retry: Sequence[type[BaseException]] = (),
+        codec: Optional[Codec] = None,
     ) -> None:
         """Like Inside."""
         self.handler: Any = handler
-        self.options = queue_options(concurrency, 1, lease, timeout, attach, unknown_kind, never_retry)
+        self.options = queue_options(concurrency, 1, lease, timeout, attach, unknown_kind, never_retry, codec)
 
 
 QueueHandler = Union[Inside, Outside, InsideFunction, Mapping[Optional[str], Union[InsideFunction, Kind]]]

@@ -6,7 +6,7 @@ import functools
 import inspect
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Awaitable, Callable, Generic, Iterator, Optional, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Awaitable, Callable, Generator, Generic, Iterator, Optional, TypeVar, Union, overload
 
 from psycopg import AsyncConnection, Connection
 from psycopg.rows import tuple_row
@@ -51,13 +51,26 @@ class Statement(Generic[T]):
     """Returns another statement, whose answer is used instead, or None."""
 
 
-def statement(build: Callable[P, Statement[T]]) -> Call[P, T]:
+@dataclass
+class Savepoint(Generic[T]):
+    """Statements of which all or none take effect: in a savepoint, or in a transaction of their own if none is open."""
+
+    plan: Plan[T]
+
+
+Plan = Generator[Union[Statement[Any], Savepoint[Any]], Any, T]
+"""Several statements: a generator that yields each, and gets its answer or its error."""
+
+
+def statement(build: Callable[P, Union[Statement[T], Plan[T]]]) -> Call[P, T]:
     """Decorator: makes a function of the connection and the other arguments from one that checks these and returns the statement."""
 
     @functools.wraps(build)
     def call(conn: AnyConnection, *args: Any, **kwargs: Any) -> Any:
         require_connection(conn, Connection, AsyncConnection)
         first = build(*args, **kwargs)
+        if not isinstance(first, Statement):
+            return _run_async(conn, first) if isinstance(conn, AsyncConnection) else _run_plan(conn, first)
         if isinstance(conn, AsyncConnection):
             return _ask_async(conn, first)
         return _ask(conn, first)
@@ -90,6 +103,42 @@ async def _ask_async(conn: AsyncConnection[Any], this: Statement[T]) -> T:
         if following is None:
             return answer
         this = following
+
+
+def _run_plan(conn: Connection[Any], plan: Plan[Any]) -> Any:
+    resume: Callable[[], Any] = functools.partial(next, plan)
+    while True:
+        try:
+            this = resume()
+        except StopIteration as end:
+            return end.value
+        try:
+            if isinstance(this, Savepoint):
+                with conn.transaction():
+                    answer = _run_plan(conn, this.plan)
+            else:
+                answer = _ask(conn, this)
+            resume = functools.partial(plan.send, answer)
+        except Exception as error:
+            resume = functools.partial(plan.throw, error)
+
+
+async def _run_async(conn: AsyncConnection[Any], plan: Plan[Any]) -> Any:
+    resume: Callable[[], Any] = functools.partial(next, plan)
+    while True:
+        try:
+            this = resume()
+        except StopIteration as end:
+            return end.value
+        try:
+            if isinstance(this, Savepoint):
+                async with conn.transaction():
+                    answer = await _run_async(conn, this.plan)
+            else:
+                answer = await _ask_async(conn, this)
+            resume = functools.partial(plan.send, answer)
+        except Exception as error:
+            resume = functools.partial(plan.throw, error)
 
 
 @contextmanager
