@@ -151,7 +151,7 @@ def _decoded(codec: Codec, stored: Mapping[str, str]) -> Any:
     try:
         text = bytes(codec.decode(base64.b64decode(stored["data"], validate=True), key)).decode()
     except Exception as error:  # codecs raise errors of any class, often without a text
-        raise RuntimeError(f"a document that is encoded with key {key} cannot be decoded: {type(error).__name__}: {text_of(error)}") from error
+        raise RuntimeError(f"a document that is encoded with key {key} cannot be decoded: {text_of(error)}") from error
     return json_loads()(text)
 
 
