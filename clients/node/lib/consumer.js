@@ -120,7 +120,7 @@ export class Consumer {
       const attempt = new Attempt(row, this.queue, {
         asked, lease: this.lease, timeout: this.#timeout, ofQueue: this.#timeoutOfQueue,
         ofKind: 1000 * (this.way.kind(row.kind)?.timeout ?? Infinity), link: this.#mode.link(),
-        strict: this.outside, warn: (text) => this.logger.warn(text),
+        codec: this.way.codec, strict: this.outside, warn: (text) => this.logger.warn(text),
       });
       attempt.leaseSession = this.#attachedTo(session);
       attempt.leaseSession?.attempts.add(attempt);

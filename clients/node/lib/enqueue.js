@@ -1,6 +1,7 @@
 // Producers.
 
 import { checkClient, checkIds, checkName, optionalBoolean, optionalInteger, optionalInterval, optionalKey, optionalName, optionalObject, optionalTime, reject } from './arguments.js';
+import { addDocuments, checkCodec, decodedResults, plain } from './codec.js';
 import { textOf, typed } from './errors.js';
 import { ENQUEUE as OPTIONS, ENQUEUE_MANY as MANY_OPTIONS, NEW_JOB, checkOptions } from './options.js';
 import { checkSchema, validated } from './schema.js';
@@ -64,10 +65,11 @@ async function add(client, queue, payload, options = {}) {
   checkOptions(options, OPTIONS, 'enqueue');
   checkSchema(options.schema);
   await validated(options.schema, options.kind, payload);
+  const codec = checkCodec(options.codec);
   const headers = inject(optionalObject(options.headers, 'headers'));
-  const [enqueued] = await rows(client, ENQUEUE, [
+  const values = [
     queue,
-    json(payload, 'payload'),
+    codec ? null : json(payload, 'payload'),
     optionalKey(options.key, 'key'),
     optionalInterval(options.delay, 'delay'),
     optionalTime(options.runAt, 'runAt'),
@@ -83,8 +85,27 @@ async function add(client, queue, payload, options = {}) {
     optionalInterval(options.maxWait, 'maxWait'),
     optionalIds(options.dependsOn, 'dependsOn'),
     optionalName(options.onParentFailure, 'onParentFailure') ?? 'cancel',
-  ]);
+  ];
+  if (codec) return addEncoded(codec, client, payload, values);
+  const [enqueued] = await rows(client, ENQUEUE, values);
   return (await withErrors(client, [enqueued]))[0];
+}
+
+/** @param {import('../index.js').Codec} codec @param {import('../index.js').Queryable} client @param {unknown} payload @param {unknown[]} values of ENQUEUE without the payload */
+async function addEncoded(codec, client, payload, values) {
+  const [queue, , key] = values;
+  const onDuplicate = values[11];
+  const send = async (/** @type {import('../index.js').Queryable} */ own, /** @type {string} */ text, /** @type {unknown} */ how) => {
+    const added = await rows(own, ENQUEUE, [queue, text, ...values.slice(2, 11), how, ...values.slice(12)]);
+    return decodedResults(codec, await withErrors(own, added));
+  };
+  const [added] = await addDocuments(codec, client, {
+    documents: [plain(payload, 'payload')],
+    compared: [key !== null && onDuplicate === 'keep'],
+    add: (own, [text], ignore) => send(own, text, ignore ? 'ignore' : onDuplicate),
+    compare: (own, _, [text]) => send(own, text, onDuplicate),
+  });
+  return added;
 }
 
 /**
@@ -102,9 +123,10 @@ async function addMany(client, queue, jobs, options = {}) {
   if (jobs.length === 0) return [];
   /** A member of all jobs. @param {(job: any, what: (name: string) => string) => unknown} of */
   const all = (of) => jobs.map((job, n) => of(job, (name) => `${name} of job ${n}`));
-  return withErrors(client, await rows(client, ENQUEUE_MANY, [
+  const codec = checkCodec(options.codec);
+  const values = [
     queue,
-    all((job, what) => json(job.payload, what('payload'))),
+    codec ? null : all((job, what) => json(job.payload, what('payload'))),
     all((job, what) => optionalKey(job.key, what('key'))),
     all((job, what) => optionalTime(job.runAt, what('runAt'))),
     all((job, what) => optionalInteger(job.priority, what('priority')) ?? defaultPriority),
@@ -123,7 +145,29 @@ async function addMany(client, queue, jobs, options = {}) {
     optionalInterval(options.maxWait, 'maxWait'),
     optionalIds(options.dependsOn, 'dependsOn'),
     optionalName(options.onParentFailure, 'onParentFailure') ?? 'cancel',
-  ]));
+  ];
+  if (codec) return addManyEncoded(codec, client, jobs.map(({ payload }) => payload), values);
+  return withErrors(client, await rows(client, ENQUEUE_MANY, values));
+}
+
+/** The arguments of ENQUEUE_MANY that have an element for each job, without the payloads. */
+const columnsOfMany = [2, 3, 4, 5, 6, 7, 8, 9, 10, 13];
+
+/** @param {import('../index.js').Codec} codec @param {import('../index.js').Queryable} client @param {unknown[]} payloads @param {any[]} values of ENQUEUE_MANY without the payloads */
+async function addManyEncoded(codec, client, payloads, values) {
+  const onDuplicate = values[11];
+  const send = async (/** @type {import('../index.js').Queryable} */ own, /** @type {number[]} */ numbers, /** @type {string[]} */ texts, /** @type {unknown} */ how) => {
+    const sent = values.map((value, n) => (columnsOfMany.includes(n) ? numbers.map((job) => value[job]) : value));
+    sent[1] = texts;
+    sent[11] = how;
+    return decodedResults(codec, await withErrors(own, await rows(own, ENQUEUE_MANY, sent)));
+  };
+  return addDocuments(codec, client, {
+    documents: payloads.map((payload, n) => plain(payload, `payload of job ${n}`)),
+    compared: values[2].map((/** @type {unknown} */ key) => key !== null && onDuplicate === 'keep'),
+    add: (own, texts, ignore) => send(own, texts.map((_, n) => n), texts, ignore ? 'ignore' : onDuplicate),
+    compare: (own, numbers, texts) => send(own, numbers, texts, onDuplicate),
+  });
 }
 
 // Their types depend on the queue, which an implementation cannot express.

@@ -5,6 +5,7 @@
 
 import { inspect, types } from 'node:util';
 import { optionalBoolean, optionalInterval, reject } from './arguments.js';
+import { checkCodec } from './codec.js';
 import { Cancelled, Snooze } from './errors.js';
 import { INSIDE, KIND, OUTSIDE, checkOptions } from './options.js';
 import { checkSchema } from './schema.js';
@@ -37,6 +38,7 @@ class Way {
     this.neverRetry = neverRetry;
     checkSchema(options.schema);
     this.schema = options.schema;
+    this.codec = checkCodec(options.codec);
   }
 
   /** What is set for a kind. @param {string | null} kind @returns {Kind | undefined} */
