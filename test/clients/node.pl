@@ -23,7 +23,7 @@ plan skip_all => 'no node-pg' unless $ENV{IDEMQ_NODE_MODULES};
 my $json = JSON::PP->new->canonical;
 # Each database has a worker of idemq.
 my $node = new_server('node', 'idemq.worker' => 'on', max_connections => 60, max_worker_processes => 20);
-my $app = folder('app', "$ENV{IDEMQ_SOURCE}/clients/node/examples/finished.js", "$ENV{IDEMQ_SOURCE}/clients/node/examples/encryption.js", glob "$FindBin::RealBin/node_*.mjs");
+my $app = folder('app', "$ENV{IDEMQ_SOURCE}/clients/node/examples/finished.js", "$FindBin::RealBin/encryption.mjs", glob "$FindBin::RealBin/node_*.mjs");
 
 workers_of($node, $app);
 

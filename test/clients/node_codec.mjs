@@ -8,7 +8,7 @@ import {
   Dead, Inside, KeyReused, Outside, Worker, assertEnqueued, drain, enqueue, enqueueGraph, enqueueMany, enqueueSequenced, job as jobOf, makeDue, publish,
   result, schedule, sendEvent, unschedule, waitResults,
 } from 'idemq';
-import { AesGcm } from './encryption.js';
+import { AesGcm } from './encryption.mjs';
 import { connection, jobsOf, logger, one, pool, queue, said } from './node_common.mjs';
 
 const secret = '4111-1111';
