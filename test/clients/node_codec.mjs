@@ -39,7 +39,7 @@ async function assertAllEncoded(q, least) {
 
 /** A client of a role that may only enqueue. */
 async function producer(q) {
-  const role = `producer_${q}`;
+  const role = `producer_${q}_${process.pid}`;
   await pool.query(`CREATE ROLE ${role} LOGIN`);
   await pool.query('SELECT idemq.grant_queue($1, $2, $3)', [q, role, 'enqueue']);
   const client = new pg.Client({ ...connection, user: role });
