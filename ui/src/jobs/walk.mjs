@@ -2,6 +2,7 @@
 // of its own, or newest ids backwards, in slices, and ends when it has what it wants or its time is
 // over.  What it has not looked at yet, the next page does.  Text of statements is constant: values
 // are parameters.
+import { keyOf } from './document.mjs';
 
 /** Milliseconds that a walk may take, and the jobs of a page. */
 export const BUDGET = 900;
@@ -284,6 +285,7 @@ export async function rowsOf(query, ids) {
   SELECT j.id, j.status, j.priority, j.attempt, j.max_attempts, j.kind, j.key, j.group_key, j.worker, j.enqueued_at, j.ready_at, j.claimed_at,
     j.finished_at, j.dead_at, left(j.last_error, 2000) AS last_error, pg_column_size(j.payload) AS payload_bytes,
     CASE WHEN pg_column_size(j.payload) <= ${LISTED} THEN left(j.payload::text, 81) END AS payload,
+    CASE WHEN pg_column_size(j.payload) <= ${LISTED} THEN ${keyOf('j.payload')} END AS encrypted,
     CASE WHEN pg_column_size(j.checkpoint) <= ${LISTED} THEN idemq.progress(j.checkpoint) END AS progress
   FROM unnest($1::bigint[]) WITH ORDINALITY i (id, n) CROSS JOIN LATERAL (SELECT * FROM idemq.jobs j WHERE j.id = i.id OFFSET 0) j
   ORDER BY i.n`, [ids]);
