@@ -158,7 +158,14 @@ async function many(client, q) {
   assert.equal((await jobsOf(q)).length, before);
 }
 
-for (const [name, make] of [['a pool', () => pool], ['a role that may only enqueue', producer]]) {
+/** A pool of a role that may only enqueue. */
+async function producers(q) {
+  const own = new pg.Pool({ ...connection, user: (await producer(q)).user });
+  clients.push(own);
+  return own;
+}
+
+for (const [name, make] of [['a pool', () => pool], ['a role that may only enqueue', producers]]) {
   test(`duplicates across a rotation: ${name}`, async () => {
     const q = await queue(settings);
     const client = await make(q);
@@ -215,6 +222,36 @@ test('statements that run at the same time are never undone silently', async () 
   // Either all is there, or the application has seen an error.
   if (rowCount !== null) assert.equal(rowCount, marked);
   if (done.every(({ status }) => status === 'fulfilled')) assert.equal(marked, 60);
+});
+
+test('a handler adds duplicates', async () => {
+  const q = await queue(settings);
+  const jobs = [1, 2].map((n) => ({ payload: { n }, key: `job ${n}`, delay: '1 h' }));
+  await enqueueMany(pool, q, jobs.slice(0, 1), { codec: old });
+  await enqueue(pool, q, { n: 0 }, { codec: both });
+  const outcomes = [];
+  await drain(connection, q, async (job, db) => {
+    for (const { outcome } of await enqueueMany(db, q, jobs, { codec: both })) outcomes.push(outcome);
+    await db.transaction(async () => outcomes.push((await enqueue(db, q, { n: 1 }, { key: 'job 1', codec: both })).outcome));
+    await assert.rejects(db.transaction(() => enqueueMany(db, q, [...jobs, { payload: 'new' }, { payload: 'other', key: 'job 1' }], { codec: both })), KeyReused);
+  }, { codec: both, logger });
+  assert.deepEqual(outcomes, ['duplicate', 'accepted', 'duplicate']);
+  assert.deepEqual((await jobsOf(q)).map(({ status }) => status), ['pending', 'completed', 'pending']);
+});
+
+test('a client without a transaction adds duplicates that are all encoded with the same key', async () => {
+  const q = await queue(settings);
+  const client = await producer(q);
+  const jobs = [1, 2].map((n) => ({ payload: { n }, key: `job ${n}` }));
+  const add = async (codec) => (await enqueueMany(client, q, jobs, { codec })).map(({ outcome }) => outcome);
+  assert.deepEqual(await add(old), ['accepted', 'accepted']);
+  assert.deepEqual(await add(both), ['duplicate', 'duplicate']);
+  await enqueue(client, q, { n: 3 }, { key: 'job 3', codec: both });
+  jobs.push({ payload: { n: 3 }, key: 'job 3' });
+  await assert.rejects(add(both), KeyReused);
+  await client.query('BEGIN');
+  assert.deepEqual(await add(both), ['duplicate', 'duplicate', 'duplicate']);
+  await client.query('COMMIT');
 });
 
 test('an accepted job needs no more statements', async () => {

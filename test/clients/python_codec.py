@@ -262,6 +262,30 @@ class Codecs(Client):
 
         asyncio.run(run())
 
+    def test_a_handler_adds_duplicates(self):
+        jobs = [{"payload": {"n": n}, "key": f"job {n}", "delay": "1 h"} for n in (1, 2)]
+        other = {"payload": "other", "key": "job 1"}
+        outcomes = []
+
+        def handler(job, conn):
+            outcomes.extend(each.outcome for each in idemq.enqueue_many(conn, self.queue, jobs, codec=BOTH))
+            outcomes.append(idemq.enqueue(conn, self.queue, {"n": 1}, key="job 1", codec=BOTH).outcome)
+            with self.assertRaises(idemq.KeyReused), conn.transaction():
+                idemq.enqueue_many(conn, self.queue, [*jobs, {"payload": "new"}, other], codec=BOTH)
+            self.effect(conn, 1)
+
+        async def handler_async(job, conn):
+            outcomes.extend(each.outcome for each in await idemq.enqueue_many(conn, self.queue, jobs, codec=BOTH))
+            await conn.execute("INSERT INTO effects VALUES (%s, 2)", [self.queue])
+
+        idemq.enqueue_many(self.conn, self.queue, jobs[:1], codec=OLD)
+        self.add({"n": 0}, codec=BOTH)
+        self.assertEqual(self.drain(handler, codec=BOTH), {"committed": 1})
+        self.assertEqual(outcomes, ["duplicate", "accepted", "duplicate"])
+        self.add({"n": 0}, codec=BOTH)
+        self.assertEqual(self.drain_async(handler_async, codec=BOTH), {"committed": 1})
+        self.assertEqual((outcomes[3:], self.effects()), (["duplicate", "duplicate"], [1, 2]))
+
     def test_an_accepted_job_needs_no_more_statements(self):
         with psycopg.connect(DSN, autocommit=True) as conn:
             sent = []

@@ -14,8 +14,8 @@ import { KeyReused, textOf } from './errors.js';
 
 const MEMBERS = ['data', 'idemq_codec', 'key'];
 const KEYS_OF = "SELECT id::text, payload->>'key' AS key FROM idemq.jobs WHERE id = ANY ($1::bigint[]) AND payload ? 'idemq_codec'";
-/** A statement that is a transaction of its own begins when it arrives. */
-const IN_TRANSACTION = 'SELECT pg_catalog.now() <> pg_catalog.statement_timestamp() AS open';
+/** Two statements of a transaction get the same answer. */
+const TRANSACTION = "SELECT pg_catalog.pg_backend_pid() || ' ' || extract(epoch FROM pg_catalog.now()) AS name";
 let savepoints = 0;
 
 /** Throws for an object that is not a codec. @param {any} codec @returns {Codec | undefined} */
@@ -118,13 +118,23 @@ export async function addDocuments(codec, client, jobs) {
   const texts = await Promise.all(jobs.documents.map((data) => encodedText(codec, data, keys[0])));
   if (keys.length === 1 || !jobs.compared.some(Boolean)) return jobs.add(client, texts, false);
   if (texts.length === 1 || (await isInTransaction(client))) return addAndCompare(codec, keys, client, texts, jobs);
-  try {
-    return await jobs.add(client, texts, false);
-  } catch (error) {
-    if (!(error instanceof KeyReused)) throw error;
-    return inOwnTransaction(client, error, (own) => addAndCompare(codec, keys, own, texts, jobs));
+  /** @type {unknown} */
+  let refused;
+  for (const key of keys) {
+    try {
+      return await jobs.add(client, await Promise.all(jobs.documents.map((data) => encodedText(codec, data, key))), false);
+    } catch (error) {
+      if (!(error instanceof KeyReused)) throw error;
+      refused ??= error;
+    }
+    // Some are encoded with this key, and others with another one.
+    if (isPool(client)) return inOwnTransaction(client, (own) => addAndCompare(codec, keys, own, texts, jobs));
   }
+  throw refused;
 }
+
+/** @param {any} client @returns {client is import('pg').Pool} */
+const isPool = (client) => typeof client.connect === 'function' && typeof client.totalCount === 'number';
 
 /** @param {Codec} codec @param {readonly string[]} keys @param {Queryable} client @param {string[]} texts @param {Duplicates} jobs */
 async function addAndCompare(codec, keys, client, texts, jobs) {
@@ -168,7 +178,8 @@ async function compare(codec, keys, client, known, jobs) {
 
 /** @param {Queryable} client @returns {Promise<boolean>} */
 async function isInTransaction(client) {
-  return (await rows(client, IN_TRANSACTION, []))[0].open;
+  const [{ name }] = await rows(client, TRANSACTION, []);
+  return name === (await rows(client, TRANSACTION, []))[0].name;
 }
 
 /**
@@ -194,26 +205,22 @@ async function inSavepoint(client, ask) {
 }
 
 /**
- * Runs statements in a transaction of their own. Throws the error that made it necessary if the client is neither a Client nor a Pool of pg.
- * @template T @param {any} client which is in no transaction @param {unknown} error @param {(own: Queryable) => Promise<T>} fn @returns {Promise<T>}
+ * Runs statements in a transaction of their own. A Client is not used for that, because the application may be using it for something else.
+ * @template T @param {import('pg').Pool} pool @param {(own: Queryable) => Promise<T>} fn @returns {Promise<T>}
  */
-async function inOwnTransaction(client, error, fn) {
-  const isPool = typeof client.connect === 'function' && typeof client.totalCount === 'number';
-  if (!isPool && typeof client.processID !== 'number') throw error;
-  const own = isPool ? await client.connect() : client;
+async function inOwnTransaction(pool, fn) {
+  const own = await pool.connect();
   /** @type {Error | undefined} */
   let broken;
   try {
     await rows(own, 'BEGIN', []);
-    try {
-      const result = await fn(own);
-      await rows(own, 'COMMIT', []);
-      return result;
-    } catch (failed) {
-      await rows(own, 'ROLLBACK', []).catch((lost) => (broken = lost));
-      throw failed;
-    }
+    const result = await fn(own);
+    await rows(own, 'COMMIT', []);
+    return result;
+  } catch (error) {
+    await rows(own, 'ROLLBACK', []).catch((lost) => (broken = lost));
+    throw error;
   } finally {
-    if (isPool) own.release(broken);
+    own.release(broken);
   }
 }
