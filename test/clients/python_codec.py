@@ -299,6 +299,8 @@ class Codecs(Client):
                 idemq.enqueue(conn, self.queue, 2, key="old", codec=OLD)
                 idemq.enqueue(conn, self.queue, 2, key="old", codec=OLD)
             self.assertEqual(len(sent), 5)
+            idemq.enqueue_many(conn, self.queue, [{"payload": n, "key": f"many-{n}"} for n in range(2)], codec=BOTH)
+            self.assertEqual(len(sent), 6)
 
     def test_the_result_of_a_duplicate(self):
         self.add({"n": 1}, key="done", codec=OLD)

@@ -18,7 +18,7 @@ import psycopg
 from psycopg.adapt import PyFormat
 from psycopg.types.json import Jsonb
 
-from ._statements import Plan, Savepoint, Statement
+from ._statements import InTransaction, Plan, Savepoint, Statement
 from ._values import MAX_DOCUMENT, NotEncodable, json_loads
 from .errors import KeyReused, text_of
 
@@ -178,6 +178,12 @@ def add_documents(codec: Codec, jobs: Duplicates) -> Plan[Any]:
         return (yield jobs.add(documents, False))
     if len(documents) == 1:
         return (yield from _add_and_compare(codec, keys, documents, jobs))
+    if not (yield InTransaction()):
+        # Usually, none is a duplicate that is encoded with another key.
+        try:
+            return (yield jobs.add(documents, False))
+        except KeyReused:
+            pass
     return (yield Savepoint(_add_and_compare(codec, keys, documents, jobs)))
 
 

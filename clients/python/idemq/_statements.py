@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Awaitable, Callable, Generator, Generic, Iterator, Optional, TypeVar, Union, overload
 
 from psycopg import AsyncConnection, Connection
+from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from ._values import AnyConnection, NotEncodable, Row, require_connection
@@ -58,7 +59,11 @@ class Savepoint(Generic[T]):
     plan: Plan[T]
 
 
-Plan = Generator[Union[Statement[Any], Savepoint[Any]], Any, T]
+class InTransaction:
+    """A question: whether a transaction is open, or would be begun."""
+
+
+Plan = Generator[Union[Statement[Any], Savepoint[Any], InTransaction], Any, T]
 """Several statements: a generator that yields each, and gets its answer or its error."""
 
 
@@ -116,11 +121,17 @@ def _run_plan(conn: Connection[Any], plan: Plan[Any]) -> Any:
             if isinstance(this, Savepoint):
                 with conn.transaction():
                     answer = _run_plan(conn, this.plan)
+            elif isinstance(this, InTransaction):
+                answer = _is_in_transaction(conn)
             else:
                 answer = _ask(conn, this)
             resume = functools.partial(plan.send, answer)
         except Exception as error:
             resume = functools.partial(plan.throw, error)
+
+
+def _is_in_transaction(conn: AnyConnection) -> bool:
+    return not conn.autocommit or hasattr(conn, "begins_transaction") or conn.info.transaction_status != TransactionStatus.IDLE
 
 
 async def _run_async(conn: AsyncConnection[Any], plan: Plan[Any]) -> Any:
@@ -134,6 +145,8 @@ async def _run_async(conn: AsyncConnection[Any], plan: Plan[Any]) -> Any:
             if isinstance(this, Savepoint):
                 async with conn.transaction():
                     answer = await _run_async(conn, this.plan)
+            elif isinstance(this, InTransaction):
+                answer = _is_in_transaction(conn)
             else:
                 answer = await _ask_async(conn, this)
             resume = functools.partial(plan.send, answer)
