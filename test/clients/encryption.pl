@@ -1,6 +1,6 @@
 # The codec that doc/usage/encryption.md shows, in Python and Node: each language reads what the other has stored, and a duplicate is
 # one before, across and after a rotation of the keys, whichever language sends it.
-# slow: needs python3-cryptography
+# slow: needs the package python3-cryptography
 # at least 40 assertions
 
 use strict;

@@ -6,8 +6,8 @@
 // After a rotation, an equal payload is stored with an older key.  So if a codec has several keys, a duplicate is added with onDuplicate
 // 'ignore', which never throws, and then compared with the key of its stored payload.  A role that may not see the job tries each key.
 
-import { json, rows } from './enqueue.js';
 import { KeyReused, textOf } from './errors.js';
+import { json, rows } from './rows.js';
 
 /** @typedef {import('../index.js').Codec} Codec */
 /** @typedef {import('../index.js').Queryable} Queryable */

@@ -2,8 +2,8 @@
 
 import { checkClient, checkIds, checkName, optionalBoolean, optionalInteger, optionalInterval, optionalKey, optionalName, optionalObject, optionalTime, reject } from './arguments.js';
 import { addDocuments, checkCodec, decodedResults, plain } from './codec.js';
-import { textOf, typed } from './errors.js';
 import { ENQUEUE as OPTIONS, ENQUEUE_MANY as MANY_OPTIONS, NEW_JOB, checkOptions } from './options.js';
+import { json, rows } from './rows.js';
 import { checkSchema, validated } from './schema.js';
 import { inject } from './trace.js';
 
@@ -21,39 +21,7 @@ const ENQUEUE_MANY = `SELECT id::text, outcome::text, status::text, result
 const LAST_ERRORS = 'SELECT id::text, last_error AS error FROM idemq.jobs WHERE id = ANY ($1::bigint[])';
 const defaultPriority = 4;
 
-/** Bytes: the maximum of idemq.max_document. */
-const maxJsonLength = 64 * 2 ** 20;
-
-/**
- * A value as JSON text.
- * @param {unknown} value @param {string} what @returns {string}
- */
-export function json(value, what) {
-  let text;
-  try {
-    text = JSON.stringify(value);
-  } catch (error) {
-    // The message of JSON.stringify does not name the value, for example a circular object or a bigint.
-    throw error instanceof RangeError ? error : new TypeError(`${what} cannot be encoded as JSON: ${textOf(error)}`, { cause: error });
-  }
-  if (text === undefined) throw new TypeError(`${what} must be a value that JSON can represent, not ${typeof value === 'undefined' ? 'undefined' : `a ${typeof value}`}`);
-  // Sending hundreds of megabytes only to have them refused would delay all following messages.
-  if (text.length > maxJsonLength) throw new RangeError(`${what} is ${text.length} characters long as JSON, which is longer than any server accepts; pass a reference to it instead`);
-  return text;
-}
-
-/**
- * Runs a statement of a public function. @param {import('../index.js').Queryable} client @param {string} text @param {unknown[]} values
- * @returns {Promise<any[]>}
- */
-export async function rows(client, text, values) {
-  checkClient(client);
-  try {
-    return (await client.query(text, values)).rows;
-  } catch (error) {
-    throw typed(error);
-  }
-}
+export { json, rows };
 
 /**
  * @param {import('../index.js').Queryable} client @param {string} queue @param {unknown} payload
