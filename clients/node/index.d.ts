@@ -4,7 +4,7 @@
 // An Interval is a number of seconds, or the text of a PostgreSQL interval: 90, '1 min 30 s'.
 // An application declares the payload and result of its queues once, as members of Queues.  At run time, only a schema checks them.
 
-import type { ClientBase, ClientConfig, Pool, PoolConfig, QueryResult } from 'pg';
+import type { ClientBase, ClientConfig, Pool, PoolConfig } from 'pg';
 
 export type Interval = number | string;
 export type Json = any;
@@ -12,9 +12,12 @@ export type Json = any;
 /** A connection string, or settings of pg. host and port can be lists, as in libpq: 'postgresql://db1,db2:5433/shop'. */
 export type Connection = string | ClientConfig | (Omit<ClientConfig, 'port'> & { port?: number | string });
 
-/** An object that can run a statement: a Client of pg, or a Pool if the call need not be in a transaction of yours. */
+/**
+ * An object that can run a statement: a Client of pg, or a Pool if the call need not be in a transaction of yours. enqueue also accepts any other object whose
+ * query sends text with $1 and so on, and resolves to the rows, or to an object that has them. All of enqueue's values are strings or null.
+ */
 export interface Queryable {
-  query(text: string, values: unknown[]): Promise<QueryResult<any>>;
+  query(text: string, values: unknown[]): Promise<{ rows: any[] } | any[]>;
 }
 
 /**
@@ -122,6 +125,27 @@ export type Status = 'blocked' | 'pending' | 'running' | 'retrying' | 'completed
 export function enqueue<Q extends string, K extends KindName<Q> = '' & KindName<Q>>(
   client: Queryable, queue: QueueName<Q>, payload: PayloadOf<Q, K>, ...options: WithKind<Q, K, EnqueueOptions>
 ): Promise<Enqueued<ResultOf<Q, K>>>;
+
+/** How a statement writes its parameters: `$1`, `?`, `:name`, or as the arguments of a template tag. */
+export type StatementStyle = '$1' | '?' | ':name' | 'template';
+
+export interface EnqueueStatementOptions<S extends StatementStyle = StatementStyle> extends Omit<EnqueueOptions, 'codec'> {
+  /** Default: '$1'. */
+  style?: S;
+}
+
+/** SQL and its values, which are strings or null. The style 'template' gives the arguments of a template tag: sql(...statement). */
+export type Statement<S extends StatementStyle = '$1'> =
+  S extends 'template' ? [strings: TemplateStringsArray, ...values: (string | null)[]]
+  : { text: string; values: S extends ':name' ? Record<string, string | null> : (string | null)[] };
+
+/**
+ * Returns what enqueue would execute, for any driver, ORM or query builder. The statement returns one row: id, outcome, status and result. The options are those of
+ * enqueue, and style.
+ */
+export function enqueueStatement<Q extends string, K extends KindName<Q> = '' & KindName<Q>, S extends StatementStyle = '$1'>(
+  queue: QueueName<Q>, payload: PayloadOf<Q, K>, ...options: WithKind<Q, K, EnqueueStatementOptions<S>>
+): Statement<S>;
 
 /** A job of enqueueMany. */
 export interface NewJob<Payload = unknown> extends MessageOptions {

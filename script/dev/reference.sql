@@ -98,7 +98,7 @@ SELECT CASE WHEN a.attnum = 1 THEN format(E'\n## %s\n\n%s\n\n| column | type | |
 		ELSE '' END
 	|| format('| `%s` | `%s` | %s |', a.attname, pg_temp.short(format_type(a.atttypid, a.atttypmod)),
 		pg_temp.cell(coalesce(col_description(c.oid, a.attnum), '')))
-FROM unnest('{jobs,queues,queue_privileges,holds,paused_group_list,attempts,audit,metrics,history,running_jobs,workers,memory,schedules,admissions,once_calls,background_worker,maintenance_tasks,prometheus}'::text[]) WITH ORDINALITY AS r (name, ord)
+FROM unnest('{jobs,queues,queue_privileges,holds,paused_group_list,attempts,errors,job_errors,audit,metrics,history,running_jobs,workers,memory,schedules,admissions,once_calls,background_worker,maintenance_tasks,prometheus}'::text[]) WITH ORDINALITY AS r (name, ord)
 JOIN pg_class c ON c.relname = r.name AND c.relnamespace = 'idemq'::regnamespace
 JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY r.ord, a.attnum;

@@ -55,6 +55,32 @@ COMMENT ON COLUMN idemq.errors.last_seen IS 'when the last of these attempts end
 COMMENT ON COLUMN idemq.errors.example_id IS 'id of the newest of these jobs';
 COMMENT ON COLUMN idemq.errors.kinds IS 'kinds of these jobs; NULL means that the jobs have no kind';
 
+-- idemq.errors is not defined on this view: it would read the errors of completed jobs, too.
+CREATE VIEW idemq.job_errors WITH (security_barrier) AS
+	SELECT j.id AS job_id, q.name AS queue, j.kind, j.status,
+		s.sqlstate,
+		idemq_internal.error_pattern(j.last_error) AS error,
+		idemq_internal.error_fingerprint(s.sqlstate, j.last_error) AS fingerprint,
+		coalesce(a.ended_at, j.dead_at, j.enqueued_at) AS failed_at
+	FROM idemq.queues q
+	JOIN idemq.jobs j ON j.queue_id OPERATOR(pg_catalog.=) q.queue_id
+	LEFT JOIN LATERAL (
+		SELECT t.ended_at, t.details FROM idemq.attempts t
+		WHERE t.job_id OPERATOR(pg_catalog.=) j.id AND t.token OPERATOR(pg_catalog.<=) j.token
+			AND t.outcome OPERATOR(pg_catalog.=) ANY ('{failed,expired}')
+		ORDER BY t.token DESC LIMIT 1) a ON true
+	CROSS JOIN LATERAL (SELECT idemq_internal.error_sqlstate(a.details, j.last_error) AS sqlstate) s
+	WHERE idemq_internal.may_see(q.queue_id) AND j.last_error IS NOT NULL;
+COMMENT ON VIEW idemq.job_errors IS 'the last error of each job that has failed, even if a later attempt completed the job. Shows queues that you may claim from or administer. Select by job_id, because a query without it reads all jobs.';
+COMMENT ON COLUMN idemq.job_errors.job_id IS 'id of the job';
+COMMENT ON COLUMN idemq.job_errors.queue IS 'name of the queue';
+COMMENT ON COLUMN idemq.job_errors.kind IS 'kind of the job';
+COMMENT ON COLUMN idemq.job_errors.status IS 'state of the job; completed means that a retry has healed the error';
+COMMENT ON COLUMN idemq.job_errors.sqlstate IS 'SQLSTATE of the error, as in idemq.errors';
+COMMENT ON COLUMN idemq.job_errors.error IS 'error message, with ? in place of the parts that differ from job to job';
+COMMENT ON COLUMN idemq.job_errors.fingerprint IS 'identifier of the cause, as in idemq.errors';
+COMMENT ON COLUMN idemq.job_errors.failed_at IS 'when the attempt that failed last ended';
+
 CREATE FUNCTION idemq.queue_name(queue_id int) RETURNS text
 	STABLE STRICT LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_queue_name';
 COMMENT ON FUNCTION idemq.queue_name(int)

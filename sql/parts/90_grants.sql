@@ -85,7 +85,7 @@ GRANT EXECUTE ON FUNCTION idemq.recount TO pg_monitor;
 -- Of all queues; it shows ids and counts, no payload, key or error.
 GRANT EXECUTE ON FUNCTION idemq.check, idemq.report TO pg_monitor;
 -- For people.
-GRANT SELECT ON idemq.errors, idemq.job_list TO PUBLIC;
+GRANT SELECT ON idemq.errors, idemq.job_errors, idemq.job_list TO PUBLIC;
 GRANT EXECUTE ON FUNCTION
 	idemq.progress, idemq.queue_name, idemq.retry_many, idemq.reschedule
 	TO PUBLIC;

@@ -1,4 +1,4 @@
-"""cutter.py LISTEN SERVER LOG: a Unix socket before a server's, which cuts connections: one in some hundreds of the pieces that
+"""cutter.py LISTEN SERVER LOG [ONE_IN]: a Unix socket before a server's, which cuts connections: one in ONE_IN (400) of the pieces that
 go through it ends after a random number of its bytes, and its connection with it, in either direction.  So an answer to
 COMMIT is lost, comes in part, or stands at the end of what came.  Each cut is a line of LOG, at once."""
 
@@ -7,8 +7,8 @@ import os
 import random
 import sys
 
-LISTEN, SERVER, LOG = sys.argv[1:]
-ONE_IN = 400
+LISTEN, SERVER, LOG, *more = sys.argv[1:]
+ONE_IN = int(more[0]) if more else 400
 STARTING = 6  # pieces of a connection that are left alone
 log = os.open(LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 

@@ -730,15 +730,16 @@ async function until(sql, ...values) {
   while (!(await one(`SELECT ${sql} AS done`, ...values)).done) await new Promise((resolve) => setTimeout(resolve, 20));
 }
 
-test('finishedJobs: ids and statuses, and an overflow for each new connection', async () => {
+test('finishedJobs: ids and statuses, and an overflow for each new connection', async (t) => {
   const q = await queue(', notify_finished => true');
   const other = `${q}.Other-1`;
   await pool.query('SELECT idemq.create_queue($1, notify_finished => true)', [other]);
   const items = finishedJobs(connection, [q, other, q], { logger: silent });
+  t.after(() => items.return());
   const start = [{ event: 'overflow', queue: q, lost: null }, { event: 'overflow', queue: other, lost: null }];
   assert.deepEqual(await take(items, 2), start);
 
-  const [done, dead, cancelled] = await Promise.all([1, 2, 3].map(async (n) => (await enqueue(pool, q, n)).id)).then((ids) => ids.sort());
+  const [done, dead, cancelled] = [(await enqueue(pool, q, 1)).id, (await enqueue(pool, q, 2)).id, (await enqueue(pool, q, 3)).id];
   await one('SELECT idemq.commit_once($1)', done);
   assert.deepEqual(await take(items, 1), [{ event: 'finished', queue: q, id: done, status: 'completed' }]);
   await one('SELECT idemq.fail(id, token, permanent => true) FROM idemq.claim($1)', q);

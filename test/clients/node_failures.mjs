@@ -179,7 +179,7 @@ test('giveUpAfter: the worker ends if it cannot connect', async () => {
     proxy.close();
     await assert.rejects(ended, (error) => error instanceof Error && !('sqlstate' in error));
   });
-  assert.throws(() => new Worker({}, q, { giveUpAfter: 0 }), /giveUpAfter must be a positive number of seconds, not 0/);
+  assert.throws(() => new Worker({}, q, { giveUpAfter: 0 }), /^RangeError: giveUpAfter must be greater than 0 seconds, not 0$/);
 });
 
 test('Kind: the timeout and the backoff of a kind', async () => {

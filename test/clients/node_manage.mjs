@@ -4,7 +4,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import {
-  Dead, KeyReused, NoSuchJob, NoSuchQueue, assertEnqueued, cancel, drain, enqueue, enqueueMany, job, makeDue, pause, reschedule, result, resume, retry,
+  Dead, KeyReused, NoSuchJob, NoSuchQueue, assertEnqueued, cancel, createPool, drain, enqueue, enqueueMany, job, makeDue, pause, reschedule, result, resume, retry,
   schedule, sendEvent, unschedule, why,
 } from 'idemq';
 import { connection, jobsOf, logger, one, pool, queue } from './node_common.mjs';
@@ -150,4 +150,18 @@ test('assertEnqueued: a part of the payload, key, kind and number; otherwise it 
   await assertEnqueued(pool, q, { payload: 29 });
   await assertEnqueued(pool, q, { payload: 0 }); // not among those that are listed
   await assert.rejects(assertEnqueued(pool, 'none', {}), (error) => !(error instanceof assert.AssertionError));
+});
+
+test('createPool: a connection that breaks while its client is in use, between two statements, fails the next statement and not the process', async () => {
+  const shop = createPool(connection);
+  const client = await shop.connect();
+  await client.query('BEGIN');
+  const { rows } = await client.query('SELECT pg_backend_pid() AS pid');
+  const ended = new Promise((resolve) => client.once('end', resolve));
+  assert.deepEqual(await one('SELECT pg_terminate_backend($1)', rows[0].pid), { pg_terminate_backend: true });
+  await ended;
+  await assert.rejects(client.query('SELECT 1'));
+  client.release(new Error('broken'));
+  assert.equal((await shop.query('SELECT 1 AS one')).rows[0].one, 1);
+  await shop.end();
 });

@@ -7,6 +7,8 @@ import asyncio
 import hashlib
 import json
 import os
+from dataclasses import dataclass
+from datetime import date
 from decimal import Decimal
 
 import psycopg
@@ -41,6 +43,12 @@ class Toy:
         if self._sum(plain, key) != data[:8]:
             raise ValueError
         return plain
+
+
+@dataclass
+class Card:
+    number: str
+    until: date
 
 
 OLD, BOTH, NEW = Toy("1"), Toy("2", "1"), Toy("2")
@@ -173,12 +181,13 @@ class Codecs(Client):
             again = idemq.enqueue_graph(self.conn, graph, codec=codec)
             self.assertEqual([(each.id, each.outcome) for each in again.values()], [(each.id, "duplicate") for each in first.values()])
         mixed = {**graph, "c": {"queue": self.queue, "payload": {"name": "c"}, "key": "c", "depends_on": ["b"]}}
-        self.assertEqual([each.outcome for each in idemq.enqueue_graph(self.conn, mixed, codec=BOTH).values()], ["duplicate", "duplicate", "accepted"])
+        placed = idemq.enqueue_graph(self.conn, mixed, codec=BOTH)
+        self.assertEqual([each.outcome for each in placed.values()], ["duplicate", "duplicate", "accepted"])
         changed = {**mixed, "b": {**graph["b"], "payload": {"name": "x"}}, "d": {"queue": self.queue, "payload": {"name": "d"}, "key": "d"}}
         with self.assertRaises(idemq.KeyReused):
             idemq.enqueue_graph(self.conn, changed, codec=BOTH)
         self.assertEqual(self.sql("SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id(%s)", self.queue), [(3,)])
-        self.assertEqual(self.drain(handler, codec=BOTH), {"committed": 3})
+        self.until_completed(lambda: self.drain(handler, codec=BOTH), [each.id for each in first.values()] + [placed["c"].id])
         self.assertEqual(found, [{"of": "a"}, {"of": "b"}])
 
     def rotation(self, conn):
@@ -427,6 +436,27 @@ class Codecs(Client):
         self.assertEqual(self.drain(lambda job, conn: self.effect(conn, job.payload["n"]), codec=OLD), {"committed": 2})
         self.assertEqual(self.effects(), [1, 3])
         self.assert_all_encoded(2)
+
+    def test_a_queue_with_types(self):
+        def queue(codec):
+            return idemq.Queue(self.queue, Card, result=Card, codec=codec)
+
+        def handler(job, conn):
+            found.extend(job.parents(queue(BOTH)))
+            return Card(job.payload.number, job.payload.until)
+
+        found = []
+        card = Card(SECRET, date(2027, 1, 31))
+        one = queue(OLD).enqueue(self.conn, card, key="typed")
+        self.assertEqual(queue(BOTH).enqueue(self.conn, card, key="typed"), one._replace(outcome="duplicate"))
+        many = queue(BOTH).enqueue_many(self.conn, [{"payload": card, "key": "typed"}, {"payload": card}], depends_on=[one.id])
+        self.assertEqual([each.outcome for each in many], ["duplicate", "accepted"])
+        with self.assertRaises(idemq.KeyReused):
+            queue(BOTH).enqueue(self.conn, Card("5500", card.until), key="typed")
+        self.until_completed(lambda: idemq.drain(DSN, [queue(BOTH).inside(handler)]), [each.id for each in many])
+        self.assertEqual([parent.result for parent in found], [card])
+        self.assertEqual([queue(BOTH).result(self.conn, one.id), *queue(BOTH).wait_results(self.conn, [many[1].id])], [("completed", card)] * 2)
+        self.assert_all_encoded(4)
 
     def test_assert_enqueued(self):
         self.add({"order": 42, "card": SECRET}, key="k", codec=OLD)

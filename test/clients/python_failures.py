@@ -169,11 +169,11 @@ class Failures(Client):
 
     def test_what_a_kind_refuses(self):
         for error, said, call in (
-            (TypeError, "the handler of a Kind must be a function, not int", lambda: Kind(1)),
-            (ValueError, "timeout must be greater than 0 seconds", lambda: Kind(self.do, timeout=0)),
+            (TypeError, "handler must be a function, not int", lambda: Kind(1)),
+            (ValueError, "timeout must be greater than 0 seconds, not 0", lambda: Kind(self.do, timeout=0)),
             (ValueError, "backoff must not be empty", lambda: Kind(self.do, backoff=[])),
             (TypeError, "backoff must be a timedelta", lambda: Kind(self.do, backoff=[{}])),
-            (ValueError, "give_up_after must be greater than 0 seconds", lambda: idemq.Worker(DSN, "q", give_up_after=0)),
+            (ValueError, "give_up_after must be greater than 0 seconds, not 0", lambda: idemq.Worker(DSN, "q", give_up_after=0)),
         ):
             with self.assertRaisesRegex(error, said):
                 call()
@@ -224,7 +224,7 @@ class Failures(Client):
                        lambda: asyncio.run(idemq.AsyncWorker("host=127.0.0.1 port=1", self.queue, give_up_after=0.3).run(self.do_async))):
             with self.assertLogs("idemq", "ERROR") as logs, self.assertRaisesRegex(psycopg.OperationalError, "refused"):
                 worker()
-            self.assertIn("no connection for 0.3 s, so the worker gives up", logs.output[-1])
+            self.assertIn("the worker gives up, because it has had no connection for 0.3 s", logs.output[-1])
 
     def test_a_worker_whose_server_goes_away_gives_up(self):
         gone = threading.Event()

@@ -342,9 +342,12 @@ class Flows(Client):
         self.assertEqual(self.sql("SELECT payload, kind, priority FROM idemq.jobs WHERE id = %s", job.id), [({"n": 1}, "mail", 1)])
 
         first = idemq.enqueue_sequenced(self.conn, self.queue, "log/1", 5, "five", kind="k", delay=1)
-        self.assertEqual(first[1:], ("accepted", "pending", None))
-        self.assertEqual(idemq.enqueue_sequenced(self.conn, self.queue, "log/1", 5, "five"), (first.id, "duplicate", "pending", None))
-        self.assertEqual(idemq.enqueue_sequenced(self.conn, self.queue, "log/1", 4, "four"), (None, "duplicate", None, None))
+        self.assertEqual(first[1:], ("accepted", "pending", None, None))
+        self.assertEqual(idemq.enqueue_sequenced(self.conn, self.queue, "log/1", 5, "five"), (first.id, "duplicate", "pending", None, None))
+        self.assertEqual(idemq.enqueue_sequenced(self.conn, self.queue, "log/1", 4, "four"), (None, "duplicate", None, None, None))
+        dead = idemq.enqueue_sequenced(self.conn, self.queue, "log/2", 1, 1)
+        self.sql("SELECT idemq.fail(id, token, 'no', permanent => true) FROM idemq.claim(%s, 2) WHERE id = %s", self.queue, dead.id)
+        self.assertEqual(idemq.enqueue_sequenced(self.conn, self.queue, "log/2", 1, 1), (dead.id, "duplicate", "dead", None, "no"))
 
     def test_a_queue_is_declared(self):
         name = f"{self.queue}_declared"

@@ -4,6 +4,7 @@ For python.pl, which says where the server is (IDEMQ_DSN).
 """
 
 import asyncio
+import os
 import threading
 import unittest.mock
 
@@ -131,7 +132,11 @@ class Queues(Client):
             (TypeError, "with several queues, pass lease to Inside or Outside", lambda: idemq.AsyncWorker(DSN, {"a": plain}, lease=2)),
             (ValueError, "queues must not be empty", lambda: idemq.Worker(DSN, {})),
             (TypeError, "each queue must be the name of a queue as a str, not int", lambda: idemq.Worker(DSN, {1: plain})),
-            (ValueError, "concurrency and batch must be at least 1", lambda: Inside(plain, batch=0)),
+            (ValueError, "batch must be at least 1, not 0", lambda: Inside(plain, batch=0)),
+            (ValueError, "concurrency must be at least 1, not 0", lambda: idemq.Worker(DSN, "a", concurrency=0)),
+            (ValueError, "grace must be at least 0 seconds, not -1", lambda: idemq.Worker(DSN, "a", grace=-1)),
+            (TypeError, "never_retry must be a sequence of exception classes, not type", lambda: Inside(plain, never_retry=ValueError)),
+            (TypeError, "never_retry must contain exception classes, not 'ValueError'", lambda: Inside(plain, never_retry=["ValueError"])),
             (TypeError, "concurrency must be an int, not str", lambda: Outside(plain, concurrency="2")),
             (TypeError, "this worker already has its handlers; call run\\(\\) without one", lambda: idemq.Worker(DSN, {"a": plain}).run(plain)),
             (TypeError, "this worker already has its handlers; call drain\\(\\) without one", lambda: idemq.drain(DSN, {"a": plain}, plain)),
@@ -145,6 +150,7 @@ class Queues(Client):
         with self.assertRaises(idemq.NoSuchQueue):
             idemq.Worker(DSN, {self.a: plain, "there is none": plain}).run()
         worker = idemq.Worker(DSN, {"a": plain, "b": Outside(lambda job: None)})
+        self.assertEqual((worker.name, idemq.Worker(DSN, "a", name="w").name), (f"python {os.getpid()}", "w"))
         self.assertEqual((worker.queues, worker.queue, idemq.Worker(DSN, "a").queues), (("a", "b"), "a, b", ("a",)))
 
     def test_queues_without_work_take_no_connection(self):

@@ -63,6 +63,9 @@ SELECT idemq.reap('pay');
 SELECT error, sqlstate, jobs, dead FROM idemq.errors WHERE queue = 'pay' ORDER BY error;
 -- A job that failed and was committed, or redriven with no error since, is not among them.
 SELECT status, last_error IS NOT NULL AS error, attempt FROM idemq.jobs WHERE queue_id = idemq.queue_id('pay') ORDER BY id;
+-- Its last error can still be found, with the same fingerprint.
+SELECT e.status, e.sqlstate, e.error, e.failed_at <= clock_timestamp() AS past, e.fingerprint IN (SELECT fingerprint FROM idemq.errors) AS known
+	FROM idemq.job_errors e WHERE queue = 'pay' ORDER BY job_id;
 
 -- redrive: by fingerprint, by LIKE of the message or of its pattern, by ids, by several, and of no more than so many.
 SELECT fingerprint FROM idemq.errors WHERE error LIKE 'order%' \gset
@@ -96,16 +99,19 @@ GRANT USAGE ON SCHEMA idemq TO idemq_worker, idemq_producer;
 SELECT idemq.grant_queue('pay', 'idemq_worker', 'claim'), idemq.grant_queue('pay', 'idemq_producer', 'enqueue');
 SET ROLE idemq_worker;
 SELECT DISTINCT queue FROM idemq.errors;
+SELECT DISTINCT queue FROM idemq.job_errors;
 -- A function of the role's own sees nothing of other queues' rows.
 RESET ROLE;
 CREATE FUNCTION spy(text) RETURNS boolean LANGUAGE plpgsql COST 0.0001 AS $$ BEGIN RAISE NOTICE '%', $1; RETURN true; END $$;
 SET ROLE idemq_worker;
 \set VERBOSITY terse
 SELECT count(*) FROM idemq.errors WHERE spy(queue);
+SELECT count(*) FROM idemq.job_errors WHERE spy(queue);
 \set VERBOSITY sqlstate
 SELECT idemq.redrive('pay', error => '%');
 SET ROLE idemq_producer;
 SELECT count(*) FROM idemq.errors;
+SELECT count(*) FROM idemq.job_errors;
 SET ROLE idemq_watcher;
 SELECT count(*) FROM idemq.errors;
 RESET ROLE;

@@ -18,8 +18,11 @@ const fingerprint = (input) => {
   return input.error;
 };
 
-const jobAction = (title, needs, does, call, answers, inputs = []) => ({
+/** says: whether the answer is followed by where the job is now. */
+const jobAction = (title, needs, does, call, answers, { inputs = [], says = false, undo = true } = {}) => ({
   title,
+  button: () => title,
+  undo,
   inputs: ['id', ...inputs],
   async preview(query, input) {
     const [job] = await query('SELECT j.status, j.kind, q.name, q.queue_id FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE j.id = $1', [id(input)]);
@@ -31,7 +34,7 @@ const jobAction = (title, needs, does, call, answers, inputs = []) => ({
     const [job] = await query('SELECT q.name, q.queue_id FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE j.id = $1', [id(input)]);
     if (job) await insist(query, needs, job);
     const [{ outcome }] = await query(call, [input.id, ...inputs.map((name) => input[name] ?? null)]);
-    return { text: answers[outcome] ?? `Job ${input.id}: ${outcome}.`, done: outcome in answers };
+    return { text: answers[outcome] ?? `Job ${input.id}: ${outcome}.`, done: outcome in answers, job: outcome in answers && says ? input.id : null };
   },
   back: (input) => `/job/${input.id}`,
 });
@@ -62,6 +65,7 @@ const scheduleAction = (title, done, does, call, said) => ({
 
 const queueAction = (title, does, call, said) => ({
   title,
+  button: (_, input) => `${title} queue ${input.queue}`,
   inputs: ['queue'],
   async preview(query, input) {
     const [queue] = await query('SELECT m.queue_id, m.queue AS name, m.pending + m.retrying AS jobs FROM idemq.metrics m WHERE m.queue = $1', [input.queue]);
@@ -78,20 +82,21 @@ const queueAction = (title, does, call, said) => ({
 
 export const actions = {
   retry: jobAction('Retry', 'enqueue', 'It becomes ready immediately, with a fresh set of attempts if it was dead or cancelled.',
-    'SELECT idemq.retry($1) AS outcome', { retrying: 'The job is ready.' }),
+    'SELECT idemq.retry($1) AS outcome', { retrying: 'The job can be claimed again.' }, { says: true }),
   run_now: jobAction('Run now', 'enqueue', 'It becomes ready immediately, regardless of its scheduled time.',
-    'SELECT idemq.retry($1) AS outcome', { retrying: 'The job is ready.' }),
+    'SELECT idemq.retry($1) AS outcome', { retrying: 'The job can be claimed now.' }, { says: true }),
   reschedule: jobAction('Reschedule', 'enqueue', rescheduled,
-    "SELECT idemq.reschedule($1, run_at => $2::timestamp AT TIME ZONE 'UTC', priority => $3::int) AS outcome", { accepted: 'The job has its new time and priority.' }, ['run_at', 'priority']),
+    "SELECT idemq.reschedule($1, run_at => $2::timestamp AT TIME ZONE 'UTC', priority => $3::int) AS outcome", { accepted: 'The job has its new time and priority.' }, { inputs: ['run_at', 'priority'], says: true }),
   cancel: jobAction('Cancel', 'enqueue', 'It will not run. If it is running, its worker’s commit is refused, but effects outside the database remain.',
-    'SELECT idemq.cancel($1) AS outcome', { cancelled: 'The job was cancelled.' }),
+    'SELECT idemq.cancel($1) AS outcome', { cancelled: 'The job was cancelled.' }, { undo: false }),
   revoke_lease: jobAction('Revoke lease', 'admin', 'Its lease ends now, and another worker can claim it. The attempt does not count, and the current worker’s commit is refused.',
     'SELECT idemq.revoke_lease($1) AS outcome', { released: 'The lease was revoked, and the job is ready.' }),
-  pause: queueAction('Pause', 'It will still accept jobs, but none can be claimed until you resume it. Running jobs continue.',
+  pause: queueAction('Pause', 'Workers stop getting jobs; producers can still enqueue. Running jobs continue.',
     'SELECT idemq.pause($1)', 'was paused'),
   resume: queueAction('Resume', 'Its jobs can be claimed again immediately.', 'SELECT idemq.resume($1)', 'was resumed'),
   redrive: {
-    title: 'Redrive',
+    title: 'Retry dead jobs',
+    button: (jobs) => `Retry ${count(jobs)} dead ${String(jobs) === '1' ? 'job' : 'jobs'}`,
     inputs: ['queue', 'error'],
     async preview(query, input) {
       const error = fingerprint(input);
@@ -105,7 +110,7 @@ export const actions = {
       return {
         jobs,
         text: html`${count(jobs)} dead jobs of queue <b>${input.queue}</b>${input.error ? html` that failed with <q>${found?.error ?? ''}</q>` : ', regardless of their error,'}
-          become ready immediately, each with a fresh set of attempts. Fix the cause first, or they will die again.`,
+          become ready immediately, each with a fresh set of attempts. Fix the cause first, or they will fail again.`,
       };
     },
     async run(query, input) {
@@ -118,7 +123,9 @@ export const actions = {
     back: (input) => `/errors?queue=${encodeURIComponent(input.queue)}`,
   },
   cancel_flow: {
-    title: 'Cancel entire flow',
+    title: 'Cancel flow',
+    button: (jobs) => `Cancel ${count(jobs)} ${String(jobs) === '1' ? 'job' : 'jobs'}`,
+    undo: false,
     inputs: ['id'],
     async preview(query, input) {
       const [flow] = await query('SELECT f.jobs - f.done AS jobs, f.done, f.running FROM idemq.flow($1) f', [id(input)]);

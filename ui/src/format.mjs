@@ -50,6 +50,20 @@ export function distance(value, from = now()) {
   return seconds < 0 ? `${duration(-seconds)} ago` : `in ${duration(seconds)}`;
 }
 
+/** A number on an axis: 500, 20k, 1.5M; step is the distance between two ticks, which decides how many digits are needed. */
+export function axisCount(value, step) {
+  const [unit, name] = value >= 1e9 ? [1e9, 'G'] : value >= 1e6 ? [1e6, 'M'] : value >= 10_000 ? [1e3, 'k'] : [1, ''];
+  const digits = Math.max(0, Math.ceil(-Math.log10(step / unit) - 1e-9));
+  return `${(value / unit).toLocaleString('en', { minimumFractionDigits: Math.min(digits, 3), maximumFractionDigits: Math.min(digits, 3) })}${name}`;
+}
+
+/** A duration on an axis, in one or two units, with as many digits as the step between two ticks needs. */
+export function axisDuration(value, step) {
+  if (value >= 60) return duration(value);
+  const [unit, name] = step >= 1 ? [1, 's'] : step >= 1e-3 ? [1e-3, 'ms'] : [1e-6, 'µs'];
+  return `${Number((value / unit).toFixed(3)).toLocaleString('en')} ${name}`;
+}
+
 /** A rate: 0, 0.02, 0.4, 12, 1,234. */
 export function rate(value) {
   if (value === null || value === undefined) return '–';

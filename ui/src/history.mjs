@@ -172,7 +172,7 @@ export class History {
 
   /**
    * The points of a queue, or of all (null), in what was read: {times: the end of each in milliseconds, and of
-   * each field an array}; what happened is a second, but died.  now: the rows of idemq.metrics by queue.
+   * each field an array; latest: the index of the last known point}; what happened is a second, but died.  now: the rows of idemq.metrics by queue.
    */
   of(span, queue, now) {
     // Of a history that is younger than the span, what there is; but no less than a sixth.
@@ -184,6 +184,8 @@ export class History {
         : span.values(queue ?? ALL, field, gauges.includes(field) && queue !== null ? Number(now.get(queue)?.[field] ?? 0) : null);
       series[field] = values.slice(from);
     }
+    // The last point of which something is known.  A field may have no value there, for example a p95 when nothing was claimed.
+    series.latest = Math.max(series.completed.findLastIndex((value) => value !== null), 0);
     return series;
   }
 }

@@ -60,10 +60,43 @@ export const queue = `
         ELSE d.value IS DISTINCT FROM s.value END) AS changed_since
   FROM idemq.queues q WHERE q.name = $1`;
 
+/** What a search finds: a job by its key; queues by part of a name; jobs whose keys begin with it; and kinds of the newest jobs. */
+export const jobByKey = `
+  SELECT f.id FROM idemq.queues q, LATERAL (SELECT j.id FROM idemq.jobs j WHERE j.queue_id = q.queue_id AND j.key = $1) f LIMIT 1`;
+export const queuesNamed = `
+  SELECT q.name FROM idemq.queues q WHERE strpos(lower(q.name), lower($1)) > 0 ORDER BY q.name <> $1, q.name LIMIT 20`;
+export const keysFrom = `
+  SELECT q.name AS queue, f.id, f.key, f.kind, f.status FROM idemq.queues q, LATERAL (SELECT j.id, j.key, j.kind, j.status FROM idemq.jobs j
+    WHERE j.queue_id = q.queue_id AND j.key >= $1 COLLATE "C" AND j.key < $2 COLLATE "C" ORDER BY j.key LIMIT 20) f LIMIT 20`;
+export const kindsNamed = `
+  SELECT q.name AS queue, j.kind, count(*) AS jobs FROM (SELECT * FROM idemq.jobs j ORDER BY j.id DESC LIMIT 5000) j JOIN idemq.queues q USING (queue_id)
+  WHERE strpos(lower(j.kind), lower($1)) > 0 GROUP BY q.name, j.kind ORDER BY jobs DESC LIMIT 20`;
+
 /** The holds in force in a queue. */
 export const holds = `
   SELECT h.scope, h.group_key, h.job_id::text AS job_id, h.began_at, h.until, extract(epoch FROM h.until - idemq.clock_timestamp())::float8 AS left
   FROM idemq.holds h WHERE h.queue = $1 ORDER BY h.scope DESC, h.until DESC LIMIT 21`;
+
+/** The most frequent errors of a queue, and those that a retry has healed, of its newest jobs. */
+export const errorsOfQueue = `
+  SELECT e.sqlstate, left(e.error, 300) AS error, e.fingerprint, e.jobs - e.dead AS retrying, e.dead, e.first_seen, e.last_seen, e.example_id, e.kinds
+  FROM idemq.errors e WHERE e.queue = $1 ORDER BY e.dead DESC, e.jobs DESC LIMIT 20`;
+export const healedOfQueue = `
+  SELECT e.sqlstate, left(e.error, 300) AS error, e.fingerprint, count(*) AS healed, min(e.failed_at) AS first_seen, max(e.failed_at) AS last_seen,
+    max(e.job_id) AS example_id, array_agg(DISTINCT e.kind) FILTER (WHERE e.kind IS NOT NULL) AS kinds
+  FROM (SELECT j.id, j.queue_id, j.status, j.last_error FROM idemq.jobs j ORDER BY j.id DESC LIMIT 5000) j
+    CROSS JOIN LATERAL (SELECT * FROM idemq.job_errors e WHERE e.job_id = j.id OFFSET 0) e
+  WHERE j.queue_id = $1 AND j.status = 'completed' AND j.last_error IS NOT NULL
+  GROUP BY e.sqlstate, e.error, e.fingerprint ORDER BY healed DESC LIMIT 20`;
+
+/** The workers that have said that they serve a queue, and its handler. */
+export const workersOfQueue = `
+  SELECT w.worker, w.state, w.host, w.program, w.concurrency, w.running, w.seen_at FROM idemq.workers w
+  WHERE $1 = ANY (w.queues) AND w.state <> 'gone' ORDER BY w.state, w.worker LIMIT 21`;
+
+/** The queues whose dead-letter queue a queue is. */
+export const servedBy = `
+  SELECT q.name FROM idemq.queues q JOIN idemq.queues d ON d.name = q.dead_letter_queue WHERE d.queue_id = $1 ORDER BY q.name LIMIT 20`;
 
 export const page = { size: PAGE };
 

@@ -1,8 +1,11 @@
 // The pages and what stands behind them.
 import { readFileSync } from 'node:fs';
+import { promisify } from 'node:util';
+import { gzip } from 'node:zlib';
 import formbody from '@fastify/formbody';
 import fastify from 'fastify';
 import { actions, inputsOf } from './actions.mjs';
+import { apiRoutes } from './api.mjs';
 import { setAhead } from './clock.mjs';
 import { href, html } from './html.mjs';
 import { count } from './format.mjs';
@@ -10,9 +13,10 @@ import { jobRoutes } from './jobs/routes.mjs';
 import * as queries from './queries.mjs';
 import { History, spans } from './history.mjs';
 import { Security } from './security.mjs';
-import { layout } from './pages/layout.mjs';
-import { live } from './pages/overview.mjs';
-import { auditPage, checkPage, errorsPage, keysPage, runningPage, schedulesPage } from './pages/lists.mjs';
+import { HAVE, changes } from './live.mjs';
+import { content, layout, plainWhy } from './pages/layout.mjs';
+import { overviewPage } from './pages/overview.mjs';
+import { auditPage, checkPage, errorsPage, foundPage, keysPage, runningPage, schedulesPage } from './pages/lists.mjs';
 import { flowPage } from './pages/flow.mjs';
 import { workersPage } from './pages/workers.mjs';
 
@@ -24,10 +28,11 @@ const idOf = (text) => {
 const text = (value) => (typeof value === 'string' && value !== '' ? value : null);
 
 const script = 'text/javascript; charset=utf-8';
-const statics = { 'icon.svg': 'image/svg+xml', 'style.css': 'text/css; charset=utf-8', 'refresh.js': script, 'charts.js': script, 'keys.js': script };
+const statics = { 'icon.svg': 'image/svg+xml', 'icon-alert.svg': 'image/svg+xml', 'style.css': 'text/css; charset=utf-8', 'refresh.js': script, 'dialog.js': script, 'charts.js': script, 'keys.js': script };
 
-/** Seconds after which the overview is read and drawn anew. */
-const EVERY = 10;
+/** Seconds between refreshes of a live page, and of one whose statements take longer. */
+const EVERY = 2;
+const SELDOM = 10;
 
 /** The name of a statement of queries.mjs, for whoever has to mend it. */
 const nameOf = (statement) => Object.entries(queries).find(([, known]) => known === statement)?.[0]
@@ -63,6 +68,12 @@ export async function makeServer({ database, writes = false, logger = false, acc
   const history = new History(database);
   let about = null;
 
+  app.addHook('onSend', async (request, reply, payload) => {
+    reply.header('Vary', 'Accept-Encoding');
+    if (typeof payload !== 'string' || payload.length < 1024 || !/\bgzip\b/.test(request.headers['accept-encoding'] ?? '')) return payload;
+    reply.header('Content-Encoding', 'gzip').removeHeader('Content-Length');
+    return promisify(gzip)(payload, { level: 4 });
+  });
   await app.register(formbody);
   security.install(app);
 
@@ -77,13 +88,18 @@ export async function makeServer({ database, writes = false, logger = false, acc
     const own = notice !== null && security.signed(notice, request.query.sign);
     return { path, server: about, actor: request.actor, writes, notice: own ? notice : null, bad: request.query?.bad === '1' };
   };
-  const send = (reply, title, body, context) => reply.type('text/html; charset=utf-8').send(String(layout(title, body, context)));
+  /** Sends a page, or to a browser that already shows it, what has changed. */
+  const send = (reply, title, body, context) => {
+    const had = reply.request.headers[HAVE];
+    if (had === undefined) return reply.type('text/html; charset=utf-8').send(String(layout(title, body, context)));
+    return reply.header('Cache-Control', 'no-store').send(changes(String(content(title, body, context)), title, had));
+  };
 
   app.setErrorHandler((error, request, reply) => {
     const { code, message } = explain(error);
     about = code === 503 ? null : about;
     reply.code(code);
-    if (request.url.startsWith('/live')) return reply.type('text/html; charset=utf-8').send(String(html`<p class="notice bad" role="alert">${message}</p>`));
+    if (request.headers[HAVE] !== undefined || /^\/(api|healthz)/.test(request.url)) return reply.send({ error: message });
     return send(reply, 'Request failed', html`<p class="notice bad" role="alert">${message}</p><p><a href="/">Overview</a></p>`, { server: about, writes });
   });
   app.setNotFoundHandler((request, reply) => send(reply.code(404), 'Page not found', html`<p><a href="/">Overview</a></p>`, { server: about, writes }));
@@ -93,10 +109,10 @@ export async function makeServer({ database, writes = false, logger = false, acc
     app.get(`/static/${name}`, (request, reply) => reply.type(type).header('Cache-Control', 'max-age=60').send(content));
   }
 
-  // What the overview reads beside the history, once for all that look.
+  // What the overview reads beside the history, once for everybody who looks at it.
   const reading = { at: 0, asked: null };
   const readNow = async () => {
-    if (Date.now() - reading.at < EVERY * 500) return reading;
+    if (Date.now() - reading.at < EVERY * 900) return reading;
     reading.asked ??= (async () => {
       const queues = await database.query(queries.overview);
       const health = await database.one(queries.health).catch(() => null); // pg_monitor's
@@ -105,48 +121,55 @@ export async function makeServer({ database, writes = false, logger = false, acc
     await reading.asked;
     return reading;
   };
-  const livePart = async (request, context) => {
-    const { at, queues, byName, health } = await readNow();
-    const only = text(request.query.queue);
-    if (only !== null && !byName.has(only)) throw wrong(404, `No queue named "${only}" is visible to you.`);
+  // After an action, what was read before it is not shown.
+  const forget = () => { reading.at = 0; };
+  /** The charts of a queue, or of all (null), in the span that an address names; and why there are none. */
+  const chartsOf = async (request, queue) => {
+    const { byName } = await readNow();
     const last = Object.hasOwn(spans, request.query.last ?? '') ? request.query.last : '1h';
-    const troubles = [];
-    // Without a history the rest is of use still.
-    const tried = (read) => read.catch((error) => { troubles.push(`No charts: ${explain(error).message}`); return null; });
-    const [span, table] = [await tried(history.charts(last, only)), only === null ? await tried(history.table()) : null];
-    const all = span && history.of(span, only, byName);
-    const of = (queue) => table && history.of(table, queue, byName);
-    return { address: href('/live', { queue: only, last }), part: live({ at, queues, only, last, all, of, health, troubles }, context) };
+    // Without a history the rest is still useful.
+    try {
+      return { last, series: history.of(await history.charts(last, queue), queue, byName), trouble: null, open: request.query.last !== undefined };
+    } catch (error) {
+      return { last, series: null, trouble: `No charts: ${explain(error).message}` };
+    }
   };
   app.get('/', async (request, reply) => {
-    const context = await contextOf(request, '/');
-    const { address, part } = await livePart(request, context);
-    const only = text(request.query.queue);
-    return send(reply, only === null ? 'Overview' : `Charts of queue ${only}`, html`<div data-live="${address}" data-every="${EVERY}">${part}</div>
-<p><button type="button" data-stop hidden>Stop refreshing</button></p>`, context);
+    const context = { ...await contextOf(request, '/'), every: EVERY };
+    const { queues, byName, health } = await readNow();
+    const { last, series, trouble } = await chartsOf(request, null);
+    const troubles = trouble === null ? [] : [trouble];
+    const table = await history.table().catch((error) => { troubles.push(`No figures of the last hour: ${explain(error).message}`); return null; });
+    const of = (queue) => table && history.of(table, queue, byName);
+    const page = Math.max(1, Math.min(Number.parseInt(request.query.page ?? '1', 10) || 1, 10_000));
+    return send(reply, 'Overview', overviewPage({ queues, last, all: series, of, health, troubles, filter: text(request.query.filter), page }, context), context);
   });
-  app.get('/live', async (request, reply) => reply.type('text/html; charset=utf-8').send(String((await livePart(request, await contextOf(request, '/'))).part)));
 
+  // A job's number or key leads to the job; anything else is looked for in the names of queues, the kinds and the beginnings of keys.
   app.get('/find', async (request, reply) => {
     const wanted = text(request.query.text)?.trim() ?? '';
+    const context = await contextOf(request, null);
     const [job] = /^[0-9]{1,18}$/.test(wanted) ? await database.query('SELECT j.id FROM idemq.jobs j WHERE j.id = $1', [wanted]) : [];
-    const found = job ?? await database.one(`SELECT f.id FROM idemq.queues q, LATERAL (SELECT j.id FROM idemq.jobs j
-      WHERE j.queue_id = q.queue_id AND j.key = $1) f LIMIT 1`, [wanted]);
-    if (!found) throw wrong(404, `No job with the number or key "${wanted}" is visible to you.`);
-    return reply.redirect(`/job/${found.id}`, 303);
+    const found = job ?? await database.one(queries.jobByKey, [wanted]);
+    if (found) return reply.redirect(`/job/${found.id}`, 303);
+    const [queues, keys, kinds] = wanted === '' ? [[], [], []] : [await database.query(queries.queuesNamed, [wanted]), await database.query(queries.keysFrom, [wanted, `${wanted}\u{10FFFF}`]), await database.query(queries.kindsNamed, [wanted])];
+    if (queues.length === 1 && queues[0].name === wanted && keys.length + kinds.length === 0) return reply.redirect(`/queue/${encodeURIComponent(wanted)}`, 303);
+    if (queues.length + keys.length + kinds.length === 0) reply.code(404);
+    return send(reply, `Search: ${wanted}`, foundPage(wanted, { queues, keys, kinds }), context);
   });
 
-  jobRoutes(app, { database, writes, security, contextOf, send });
+  apiRoutes(app, { database });
+  jobRoutes(app, { database, writes, security, contextOf, send, forget, chartsOf });
   app.get('/errors', async (request, reply) => {
-    const context = await contextOf(request, '/errors');
+    const context = { ...await contextOf(request, '/errors'), every: SELDOM };
     const queue = text(request.query.queue);
     return send(reply, 'Errors', errorsPage(await database.query(queries.errors, [queue]), queue, context), context);
   });
-  app.get('/running', async (request, reply) => send(reply, 'Running', runningPage(await database.query(queries.runningJobs)), await contextOf(request, '/running')));
+  app.get('/running', async (request, reply) => send(reply, 'Running', runningPage(await database.query(queries.runningJobs)), { ...await contextOf(request, '/running'), every: EVERY }));
   app.get('/workers', async (request, reply) => send(reply, 'Workers', workersPage(await database.query(queries.workers),
-    await database.query(queries.handlers), await database.query(queries.unattended)), await contextOf(request, '/workers')));
+    await database.query(queries.handlers), await database.query(queries.unattended)), { ...await contextOf(request, '/workers'), every: EVERY }));
   app.get('/flow/:id', async (request, reply) => {
-    const context = await contextOf(request, null);
+    const context = { ...await contextOf(request, null), every: SELDOM };
     const id = idOf(request.params.id);
     const [flow] = await database.query(queries.flow, [id]);
     if (!flow) throw wrong(404, `No job with the number ${id} is visible to you. The job never existed, it was deleted after its retention period, or you have no privilege on its queue.`);
@@ -159,7 +182,7 @@ export async function makeServer({ database, writes = false, logger = false, acc
   });
   app.get('/keys', async (request, reply) => send(reply, 'Keys', keysPage(), await contextOf(request, '/keys')));
   app.get('/schedules', async (request, reply) => {
-    const context = await contextOf(request, '/schedules');
+    const context = { ...await contextOf(request, '/schedules'), every: SELDOM };
     return send(reply, 'Schedules', schedulesPage(await database.query(queries.schedules), context), context);
   });
   app.get('/audit', async (request, reply) => {
@@ -184,11 +207,14 @@ export async function makeServer({ database, writes = false, logger = false, acc
     return send(reply, `${action.title}?`, html`<p class="why">${said}</p>
 <form method="post" action="/do"><input type="hidden" name="csrf" value="${security.token(request.session)}"><input type="hidden" name="action" value="${request.query.action}">
 ${Object.entries(input).map(([name, value]) => html`<input type="hidden" name="${name}" value="${value}">`)}
-<button class="do">${action.title}: ${count(jobs)} ${String(jobs) === '1' ? 'job' : 'jobs'}</button> <a href="${action.back(input)}">Go back</a></form>`, await contextOf(request, null));
+<button class="do${action.undo === false ? ' final' : ''}">${action.button?.(jobs, input) ?? action.title}</button> <a class="button" href="${action.back(input)}">Keep as is</a></form>`, await contextOf(request, null));
   });
   app.post('/do', async (request, reply) => {
     const { action, input } = actionOf(request.body);
-    const { text: said, done } = await database.write((query) => action.run(query, input), request.actor);
+    const { text: what, done, job = null } = await database.write((query) => action.run(query, input), request.actor);
+    forget();
+    const why = job === null ? null : await database.one('SELECT idemq.why($1) AS why', [job]).catch(() => null);
+    const said = `${what}${why ? ` It is now ${plainWhy(why.why)}.` : ''}`;
     const back = action.back(input);
     return reply.redirect(`${back}${back.includes('?') ? '&' : '?'}${new URLSearchParams({ notice: said, sign: security.sign(said), ...(done ? {} : { bad: '1' }) })}`, 303);
   });

@@ -1,51 +1,54 @@
-// Lists of jobs: how many are chosen, all of a page at once, a row of them with the shift key.
-// Documents: their text into the clipboard.
+// Lists of jobs: how many are selected, all of a page at once, a range with the shift key.  Documents: their text into the
+// clipboard.  The list may be refreshed at any time, so events are handled by the document.
 'use strict';
 
-const list = document.querySelector('form.list');
-if (list) {
-  const boxes = [...list.querySelectorAll('input[name="ids"]')];
-  const every = list.querySelector('.every');
-  const all = list.querySelector('input[name="all"]');
+const boxesOf = () => [...document.querySelectorAll('form.list input[name="ids"]')];
+let last = null; // the value of the box that was clicked last
+
+function say() {
+  const list = document.querySelector('form.list');
+  if (!list) return;
+  const boxes = boxesOf();
+  const chosen = boxes.filter((box) => box.checked).length;
   const said = list.querySelector('[data-chosen]');
-  let last = null;
-  const say = () => {
-    const chosen = boxes.filter((box) => box.checked).length;
-    if (said) said.textContent = all?.checked ? 'All jobs of the list:' : chosen > 0 ? `${chosen} selected:` : 'Select jobs above, or all:';
-    if (every) {
-      every.checked = chosen === boxes.length;
-      every.indeterminate = chosen > 0 && chosen < boxes.length;
-    }
-  };
+  const every = list.querySelector('.every');
+  if (said) said.textContent = list.querySelector('input[name="all"]')?.checked ? 'All jobs of the list:' : chosen > 0 ? `${chosen} selected:` : 'Select jobs above, or all:';
   if (every) {
     every.hidden = false;
-    every.addEventListener('change', () => {
-      for (const box of boxes) box.checked = every.checked;
-      say();
-    });
+    every.checked = chosen > 0 && chosen === boxes.length;
+    every.indeterminate = chosen > 0 && chosen < boxes.length;
   }
-  for (const [i, box] of boxes.entries()) {
-    box.addEventListener('click', (event) => {
-      if (event.shiftKey && last !== null) for (const between of boxes.slice(Math.min(i, last), Math.max(i, last))) between.checked = box.checked;
-      last = i;
-      say();
-    });
-  }
-  all?.addEventListener('change', say);
-  window.addEventListener('pageshow', say);
 }
 
-for (const button of document.querySelectorAll('[data-copy]')) {
-  if (!navigator.clipboard) break;
-  button.hidden = false;
-  button.addEventListener('click', async () => {
-    const before = button.textContent;
-    try {
-      await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
-      button.textContent = 'Copied';
-    } catch {
-      button.textContent = 'Copying failed: select the text instead';
-    }
-    setTimeout(() => { button.textContent = before; }, 2000);
-  });
-}
+document.addEventListener('click', (event) => {
+  const box = event.target.closest('input[name="ids"]');
+  if (!box) return;
+  const boxes = boxesOf();
+  const [from, to] = [boxes.findIndex(({ value }) => value === last), boxes.indexOf(box)];
+  if (event.shiftKey && from >= 0) for (const between of boxes.slice(Math.min(from, to), Math.max(from, to))) between.checked = box.checked;
+  last = box.value;
+  say();
+});
+document.addEventListener('change', (event) => {
+  if (event.target.matches('.every')) for (const box of boxesOf()) box.checked = event.target.checked;
+  say();
+});
+window.addEventListener('pageshow', say);
+document.addEventListener('idemq:anew', say);
+
+const showCopying = () => { if (navigator.clipboard) for (const button of document.querySelectorAll('[data-copy]')) button.hidden = false; };
+showCopying();
+document.addEventListener('idemq:anew', showCopying);
+document.addEventListener('click', async (event) => {
+  const button = event.target.closest('[data-copy]');
+  if (!button) return;
+  const before = button.textContent;
+  try {
+    await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
+    button.textContent = 'Copied';
+  } catch {
+    button.textContent = 'Copying failed: select the text instead';
+  }
+  setTimeout(() => { button.textContent = before; }, 2000);
+});
+say();

@@ -25,7 +25,11 @@ document.addEventListener('keydown', (event) => {
   const place = before === 'g' ? places[key] : key === '?' ? '/keys' : undefined;
   if (place !== undefined) window.location.assign(place);
   else if (key === '/') document.querySelector('header input')?.focus();
-  else if (key === 'j' || key === 'k') step(key === 'j' ? 1 : -1);
+  else if (key === 'p') document.dispatchEvent(new Event('idemq:pause'));
+  else if (key === 'u') {
+    localStorage.setItem('idemq-utc', localStorage.getItem('idemq-utc') === 'on' ? 'off' : 'on');
+    document.dispatchEvent(new Event('idemq:times'));
+  } else if (key === 'j' || key === 'k') step(key === 'j' ? 1 : -1);
   else return;
   after = '';
   event.preventDefault();

@@ -29,9 +29,22 @@ export async function open(settings = {}) {
   return page;
 }
 
-export const said = (page) => page.locator('main').innerText();
-// A click that leads to another page, which is there as a whole then.
-export const follow = (locator) => Promise.all([locator.page().waitForNavigation(), locator.click()]);
+/** What a page says: the dialog that is open on it, or its content and the message about what was done. */
+export const said = async (page) => {
+  const dialog = page.locator('dialog[open]');
+  if (await dialog.count() > 0) return dialog.innerText();
+  const toast = page.locator('.toast');
+  return `${await page.locator('main').innerText()}\n${await toast.count() > 0 ? await toast.innerText() : ''}`;
+};
+/** A click that leads to another page, which is there as a whole then, or opens a dialog. */
+export const follow = async (locator) => {
+  const page = locator.page();
+  const leads = [page.waitForNavigation()];
+  if (await page.locator('dialog[open]').count() === 0) leads.push(page.locator('dialog[open]').waitFor());
+  await Promise.all([Promise.race(leads.map((lead) => lead.catch(() => new Promise(() => {})))), locator.click()]);
+};
+/** Closes the dialog of an action without doing anything. */
+export const close = (page) => page.locator('dialog[open]').getByRole('link', { name: 'Keep as is' }).click();
 
 // What does not fit: the page, or something in it that no region scrolls; a key in two lines; a
 // target of less than 24 pixels that is no link in a sentence (axe knows which are).

@@ -2,7 +2,6 @@
 // data that was read is not read again.  2,000 queues must fit into memory, so run this with
 // node --max-old-space-size=160.
 import { History } from '../src/history.mjs';
-import { live } from '../src/pages/overview.mjs';
 import * as queries from '../src/queries.mjs';
 
 const tell = (value, what, detail = '') => {
@@ -76,10 +75,3 @@ const many = new History({ ...database,
 const table = await many.table();
 const series = Array.from({ length: 2000 }, (_, queue) => many.of(table, `queue ${queue}`, new Map()).completed.at(-1));
 tell(series.every((value) => value === 0.1), '2,000 queues have room', series.slice(0, 3));
-
-// The list of queues marks those that are full.
-const queue = (name, unfinished, limit) => ({ queue: name, unfinished, max_unfinished: limit, pending: '3', running: '0', blocked: '0', dead: '0', retrying: '0', groups_held: '0', oldest_ready: null,
-  unattended_for: null, held_for: null, paused: false, is_dead_letter_queue: false, may_administer: false });
-const page = String(live({ at: new Date(), queues: [queue('full', '3', '3'), queue('above', '12', '9'), queue('room', '9', '10'), queue('free', null, null), queue('uncounted', null, '5')], only: null,
-  last: '1h', all: null, of: () => null, health: null, troubles: [] }, { writes: false }));
-tell(page.match(/full: \d+ unfinished jobs/g)?.sort().join() === 'full: 12 unfinished jobs,full: 3 unfinished jobs', 'full queues are marked, and no others', page);

@@ -13,30 +13,30 @@ const page = await open({ viewport: { width: 1200, height: 800 } });
 const plain = await open({ javaScriptEnabled: false });
 await plain.goto(base);
 const figures = plain.locator('figure.chart');
-ok(await figures.count() === 6 && await figures.locator('svg text.x').count() >= 18 && await figures.locator('svg text.y').count() >= 18,
+ok(await figures.count() === 3 && await figures.locator('svg text.x').count() >= 9 && await figures.locator('svg text.y').count() >= 9,
   'charts have scales and time axes, without JavaScript', await said(plain));
 ok(await figures.first().locator('tbody tr').count() > 100, 'and a table of their values');
 ok(await figures.first().locator('path.cross').count() >= 3, 'the dead are marked where they happened', `${await figures.first().locator('path.cross').count()}`);
 await plain.goto(`${base}/?last=7d`);
 // Not each of them: what is too near the axis of values has no name.
 ok(/(Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d+/.test(await figures.first().locator('svg').last().textContent()), 'a week has days');
-await plain.goto(`${base}/?last=24h&queue=mail`);
-ok((await said(plain)).includes('Charts of queue mail') && await figures.count() === 6, 'a queue has its own');
+await plain.goto(`${base}/queue/mail?last=24h`);
+ok((await said(plain)).includes('Queue mail') && await figures.count() === 6, 'a queue has its own');
 await plain.context().close();
 
 // Values under the pointer, and by keyboard.
 await page.goto(base);
-const done = page.locator('figure#chart-done-and-failed');
+const done = page.locator('figure#chart-completed-and-failed');
 const chart = done.locator('svg[data-left]');
 const row = async (index) => (await done.locator('tbody tr').nth(index).locator('td').allInnerTexts());
 await chart.scrollIntoViewIfNeeded();
 const box = await chart.boundingBox();
-await page.mouse.move(box.x + (box.width * (52 + 340 / 2)) / 400, box.y + box.height / 2);
+await page.mouse.move(box.x + (box.width * (60 + 332 / 2)) / 400, box.y + box.height / 2);
 const rowsOf = () => done.locator('tbody tr').evaluateAll((all) => all.map((one) => [...one.cells].map((cell) => cell.textContent)));
 const rows = await rowsOf();
 const values = await done.locator('.values').innerText();
 ok([59, 60].some((i) => values.includes(rows[i][0]) && values.includes(rows[i][1])), 'the pointer reads the values of the middle', values);
-ok(await page.locator('.cursor.on').count() === 6, 'all charts show the same moment');
+ok(await page.locator('.cursor.on').count() === 3, 'all charts show the same moment');
 await picture(page, 'ui-charts');
 await page.mouse.move(1, 1);
 ok(await page.locator('.cursor.on').count() === 0 && (await done.locator('.values').innerText()).includes('now'), 'and what is now, when it has gone');
@@ -45,20 +45,23 @@ await page.keyboard.press('Home');
 await page.keyboard.press('ArrowRight');
 // Between pointer and focus the page may have refreshed itself.
 const [, second] = await rowsOf();
-ok((await chart.getAttribute('aria-valuetext')).startsWith(`${second[0]}: done ${second[1]}`) && await chart.getAttribute('role') === 'slider',
+ok((await chart.getAttribute('aria-valuetext')).startsWith(`${second[0]}: completed ${second[1]}`) && await chart.getAttribute('role') === 'slider',
   'the keyboard goes through them, and says them', await chart.getAttribute('aria-valuetext'));
 await page.keyboard.press('Escape');
 await chart.blur();
 
 // Refreshed: what is open stays open, and somebody can stop it.
 await done.locator('summary').click();
-await page.evaluate(() => { document.activeElement.blur(); document.querySelector('#chart-done-and-failed').dataset.old = '1'; });
-await page.waitForFunction(() => !document.querySelector('#chart-done-and-failed').dataset.old);
+await page.evaluate(() => { document.activeElement.blur(); document.querySelector('#chart-completed-and-failed').dataset.old = '1'; });
+await page.waitForFunction(() => !document.querySelector('#chart-completed-and-failed').dataset.old);
 ok(await done.locator('details').getAttribute('open') !== null, 'a table stays open when the page refreshes itself');
 await chart.focus();
 ok(await chart.getAttribute('role') === 'slider', 'and the keyboard works in what is new');
-await page.getByRole('button', { name: 'Stop refreshing' }).click();
-ok(await page.getByRole('button', { name: 'Refresh again' }).count() === 1, 'somebody can stop it');
+await chart.blur();
+await page.keyboard.press('p');
+ok(await page.getByRole('button', { name: 'Resume live' }).count() === 1 && (await page.locator('[data-age]').innerText()).startsWith('Paused at'), 'a key pauses it');
+await page.getByRole('button', { name: 'Resume live' }).click();
+ok((await page.locator('[data-age]').innerText()).startsWith('Live'), 'and a button resumes it');
 await page.setViewportSize({ width: 1200, height: 1500 });
 await page.goto(base);
 await picture(page, 'ui-overview');
@@ -66,7 +69,7 @@ await page.setViewportSize({ width: 1200, height: 800 });
 
 // What needs somebody.
 const overview = await said(page);
-ok(/No worker for\s+reports/.test(overview) && /Dead-letter queue\s+undelivered\s+has 1 job to review/.test(overview), 'what needs somebody is said first', overview);
+ok(/reports\s+has no workers: 1 job pending/.test(overview) && /Dead-letter queue\s+undelivered\s+has 1 job to review/.test(overview), 'what needs somebody is said first', overview);
 ok(/undelivered\s+dead-letter queue/.test(overview), 'a dead-letter queue is marked', overview);
 
 // Who is there.
@@ -88,23 +91,23 @@ ok((await said(page)).includes('<b>bold</b>'), 'what runs, by whom', await said(
 // How far an import is, in one look; and its end.
 await page.goto(`${base}/flow/${flow}`);
 const import_ = await said(page);
-ok(/^812 of 2,001\s+jobs are finished: 40 %/m.test(import_), 'how far a flow is', import_);
-ok(/Held up by job/.test(import_) && /slowest/.test(import_) && /row 7: no price/.test(import_), 'what holds it up, its slowest, its failed', import_);
+ok(/Failed: 10 jobs died, 1 job cancelled\. 801 of 2,001\s+jobs completed, 40 % finished/.test(import_), 'how far a flow is', import_);
+ok(/Blocked by job/.test(import_) && /slowest/.test(import_) && /row 7: no price/.test(import_), 'what holds it up, its slowest, its failed', import_);
 ok(await page.locator('table.rows tbody tr').count() <= 8, 'its jobs are folded by kind and status');
 ok(import_.includes('<script>alert(2)</script>'), 'a kind that is markup is text', import_);
 await picture(page, 'ui-flow');
 const seen = await open();
 await seen.goto(`${readOnly}/flow/${flow}`);
-ok(await seen.getByRole('button', { name: 'Cancel entire flow' }).count() === 0, 'a read-only page does not cancel it');
+ok(await seen.getByRole('button', { name: 'Cancel flow' }).count() === 0, 'a read-only page does not cancel it');
 ok((await seen.goto(`${tenant}/flow/${flow}`)).status() === 404, 'a role that does not see its queue does not see it');
 ok((await seen.goto(`${tenant}/workers`)).status() === 200 && !(await said(seen)).includes('mail-1'), 'nor who works elsewhere', await said(seen));
 await seen.goto(tenant);
-ok(await seen.locator('figure.chart').count() === 6 && !(await said(seen)).includes('orders'), 'charts of what a role may see', await said(seen));
-await follow(page.getByRole('button', { name: 'Cancel entire flow' }));
+ok(await seen.locator('figure.chart').count() === 3 && !(await said(seen)).includes('orders'), 'charts of what a role may see', await said(seen));
+await follow(page.getByRole('button', { name: 'Cancel flow' }));
 ok(/1,189 unfinished jobs/.test(await said(page)), 'the question says how many', await said(page));
 await picture(page, 'ui-cancel-flow');
-await follow(page.locator('button.do'));
-ok(/1,189 jobs were cancelled/.test(await said(page)) && /2,001 of 2,001/.test(await said(page)), 'all of it is cancelled', await said(page));
+await follow(page.locator('dialog button.do'));
+ok(/1,189 jobs were cancelled/.test(await said(page)) && /Failed: 10 jobs died, 1,190 jobs cancelled/.test(await said(page)), 'all of it is cancelled', await said(page));
 
 // By keyboard, on every page.
 await page.goto(`${base}/errors`);
@@ -155,7 +158,55 @@ const audit = await open();
 await audit.goto(`${base}/audit`);
 ok((await audit.locator('tbody tr').nth(1).innerText()).includes('anna <b>') && !(await said(audit)).includes('eve'), 'the audit says for whom, and believes the proxy alone', await said(audit));
 
-for (const [path, name] of [['/', 'charts'], ['/?last=7d&queue=mail', 'charts of a queue'], ['/workers', 'workers'], ['/running', 'running'],
+// Live: what changes is shown; a connection that fails leaves the last state, and says so; nothing is asked while somebody pauses.
+const live = await open({ viewport: { width: 1200, height: 900 } });
+await live.goto(base);
+const changing = new pg.Client();
+await changing.connect();
+await changing.query("SELECT idemq.create_queue('fresh', expect_workers => false), idemq.enqueue('fresh', '1')");
+await live.locator('tr', { hasText: 'fresh' }).waitFor();
+ok(/fresh\s+OK\s+1\s/.test(await live.locator('tr', { hasText: 'fresh' }).innerText()), 'a new queue appears by itself', await said(live));
+await changing.query("SELECT idemq.pause('fresh')");
+await live.locator('tr', { hasText: 'fresh' }).getByText('paused').waitFor();
+ok(true, 'and so does its state');
+await live.route('**/*', (route) => route.abort());
+await live.locator('.live.lost').waitFor();
+ok(/^No connection since \d\d:\d\d:\d\d/.test(await live.locator('[data-age]').innerText()) && (await said(live)).includes('fresh') && await live.locator('figure.chart').count() === 3,
+  'without a connection the last state stays, with a message', await said(live));
+await live.unroute('**/*');
+await live.locator('.live:not(.lost)').waitFor();
+ok((await live.locator('[data-age]').innerText()).startsWith('Live'), 'and it goes on by itself');
+let requests = 0;
+live.on('request', () => { requests += 1; });
+await live.getByRole('button', { name: 'Pause live' }).click();
+await live.waitForTimeout(3000);
+ok(requests === 0, 'a paused page asks for nothing', `${requests}`);
+ok(/^\(\d+\) Overview/.test(await live.title()) && (await live.locator('link[rel="icon"]').getAttribute('href')).includes('alert'), 'title and icon show that something needs attention', await live.title());
+// Times in the zone of the browser, or in UTC.
+const far = await open({ timezoneId: 'Asia/Kathmandu' });
+await far.goto(`${base}/audit`);
+const zoned = await far.locator('time').first().getAttribute('title');
+await far.keyboard.press('u');
+const inUtc = await far.locator('time').first().getAttribute('title');
+ok(/(GMT\+5:45|NPT)$/.test(zoned) && /UTC$/.test(inUtc) && /press u for Asia\/Kath?mandu/.test(await far.locator('[data-zone]').innerText()), 'times are in the browser’s zone, or in UTC', `${zoned} ${inUtc}`);
+// One field finds queues, kinds and the beginnings of keys.
+await far.goto(`${base}/find?text=undeliv`);
+ok(await far.locator('main').getByRole('link', { name: 'undelivered' }).count() === 1, 'part of a queue’s name is found', await said(far));
+await far.goto(`${base}/find?text=letter`);
+ok(/Kinds[^]*letter in queue post/.test(await said(far)) && /letters/.test(await said(far)), 'and a kind', await said(far));
+await far.goto(`${base}/find?text=undelivered`);
+ok(far.url().endsWith('/queue/undelivered') && /Dead-letter queue of letters/.test(await said(far)) && (await said(far)).includes('no such street') && await far.getByRole('link', { name: 'original job' }).count() === 1,
+  'a whole name leads to the queue; a dead-letter queue names its queue, the error and the original job', await said(far));
+// For programs.
+ok((await (await fetch(`${base}/healthz`)).json()).status === 'ok', 'the page’s health');
+const queuesNow = await (await fetch(`${tenant}/api/1/queues`)).json();
+ok(queuesNow.length === 1 && queuesNow[0].queue === 'hostile' && typeof queuesNow[0].pending === 'number' && (await fetch(`${tenant}/api/1/jobs/${flow}`)).status === 404
+  && (await (await fetch(`${base}/api/1/jobs/${flow}`)).json()).id === flow, 'JSON shows what the role may see', JSON.stringify(queuesNow));
+ok((await fetch(`${base}/`, { headers: { 'accept-encoding': 'gzip' } })).headers.get('content-encoding') === 'gzip', 'pages are compressed');
+await changing.query("SELECT idemq.drop_queue('fresh', force => true)");
+await changing.end();
+
+for (const [path, name] of [['/', 'charts'], ['/queue/mail?last=7d', 'charts of a queue'], ['/workers', 'workers'], ['/running', 'running'],
   [`/flow/${flow}`, 'flow'], ['/keys', 'keys'], ['/job/999999999', 'missing job']]) await reads(base + path, name, { reducedMotion: 'reduce' });
 ok(page.troubles.length === 0, 'no script failed', page.troubles.join('; '));
 await browser.close();

@@ -23,7 +23,7 @@ export function reject(what, wanted, value) {
 
 /** A client that can run statements.  It is checked first, because callers forget it most often. @param {unknown} value */
 export function checkClient(value) {
-  if (typeof (/** @type {any} */ (value)?.query) !== 'function') reject('client', "pg's Client or Pool, or the client of a handler", value);
+  if (typeof (/** @type {any} */ (value)?.query) !== 'function') reject('client', "an object with query(text, values), such as pg's Client or Pool, or the client of a handler", value);
 }
 
 /** A name.  An array of one name is refused, because pg would send it as text. @param {unknown} value @param {string} what @returns {string} */
@@ -59,6 +59,20 @@ export function optionalNumber(value, what) {
   if (value === null || value === undefined) return null;
   if (typeof value !== 'number') reject(what, 'a number', value);
   return /** @type {number} */ (value);
+}
+
+/** An integer that is at least 1. @param {unknown} value @param {string} what @returns {number} */
+export function checkCount(value, what) {
+  if (!Number.isSafeInteger(value)) reject(what, 'an integer', value);
+  if (/** @type {number} */ (value) < 1) throw new RangeError(`${what} must be at least 1, not ${value}`);
+  return /** @type {number} */ (value);
+}
+
+/** A number of seconds that is greater than 0, or at least 0. @param {unknown} value @param {string} what @param {boolean} [orZero] @returns {number} */
+export function checkSeconds(value, what, orZero = false) {
+  if (typeof value !== 'number' || Number.isNaN(value)) return reject(what, 'a number of seconds', value);
+  if (orZero ? value < 0 : value <= 0) throw new RangeError(`${what} must be ${orZero ? 'at least' : 'greater than'} 0 seconds, not ${value}`);
+  return value;
 }
 
 /** @param {unknown} value @param {string} what @returns {boolean | null} */

@@ -2,13 +2,15 @@
 
 import { checkClient, checkIds, checkName, optionalBoolean, optionalInteger, optionalInterval, optionalKey, optionalName, optionalObject, optionalTime, reject } from './arguments.js';
 import { addDocuments, checkCodec, decodedResults, plain } from './codec.js';
-import { ENQUEUE as OPTIONS, ENQUEUE_MANY as MANY_OPTIONS, NEW_JOB, checkOptions } from './options.js';
+import { ENQUEUE as OPTIONS, ENQUEUE_MANY as MANY_OPTIONS, ENQUEUE_STATEMENT as STATEMENT_OPTIONS, NEW_JOB, checkOptions } from './options.js';
+import { checkStyle, inStyle } from './portable.js';
 import { json, rows } from './rows.js';
-import { checkSchema, validated } from './schema.js';
+import { checkSchema, validated, validatedNow } from './schema.js';
 import { inject } from './trace.js';
 
+// portable.js reads the name and the type of each parameter.
 const ENQUEUE = `SELECT id::text, outcome::text, status::text, result
-  FROM idemq.enqueue($1::text, $2::jsonb, key => $3::text, delay => $4::interval, run_at => $5::timestamptz,
+  FROM idemq.enqueue(queue => $1::text, payload => $2::jsonb, key => $3::text, delay => $4::interval, run_at => $5::timestamptz,
     priority => $6::int, group_key => $7::text, max_attempts => $8::int, headers => $9::jsonb,
     expires_in => $10::interval, key_ttl => $11::interval, on_duplicate => $12::text, nowait => $13::bool,
     kind => $14::text, max_wait => $15::interval, depends_on => $16::bigint[], on_parent_failure => $17::text)`;
@@ -18,26 +20,25 @@ const ENQUEUE_MANY = `SELECT id::text, outcome::text, status::text, result
     expires_ins => $10::interval[], key_ttls => $11::interval[], on_duplicate => $12::text, nowait => $13::bool,
     kinds => $14::text[], max_wait => $15::interval, depends_on => $16::bigint[], on_parent_failure => $17::text)
   ORDER BY ord`;
-const LAST_ERRORS = 'SELECT id::text, last_error AS error FROM idemq.jobs WHERE id = ANY ($1::bigint[])';
+const LAST_ERRORS = 'SELECT id::text, last_error AS error FROM idemq.jobs WHERE id = ANY ($1::text::bigint[])';
 const defaultPriority = 4;
 
 export { json, rows };
 
 /**
- * @param {import('../index.js').Queryable} client @param {string} queue @param {unknown} payload
- * @param {import('../index.js').EnqueueOptions} [options] @returns {Promise<any>}
+ * The statement that adds a job.
+ * @param {string} queue @param {unknown} payload @param {import('../index.js').EnqueueOptions} options @param {string} style
  */
-async function add(client, queue, payload, options = {}) {
-  checkClient(client);
-  checkName(queue, 'queue');
-  checkOptions(options, OPTIONS, 'enqueue');
-  checkSchema(options.schema);
-  await validated(options.schema, options.kind, payload);
-  const codec = checkCodec(options.codec);
+function statement(queue, payload, options, style) {
+  return inStyle(ENQUEUE, valuesOf(queue, json(payload, 'payload'), options), style);
+}
+
+/** @param {string} queue @param {string | null} payload as JSON @param {import('../index.js').EnqueueOptions} options @returns {any[]} */
+function valuesOf(queue, payload, options) {
   const headers = inject(optionalObject(options.headers, 'headers'));
-  const values = [
+  return [
     queue,
-    codec ? null : json(payload, 'payload'),
+    payload,
     optionalKey(options.key, 'key'),
     optionalInterval(options.delay, 'delay'),
     optionalTime(options.runAt, 'runAt'),
@@ -54,24 +55,51 @@ async function add(client, queue, payload, options = {}) {
     optionalIds(options.dependsOn, 'dependsOn'),
     optionalName(options.onParentFailure, 'onParentFailure') ?? 'cancel',
   ];
-  if (codec) return addEncoded(codec, client, payload, values);
-  const [enqueued] = await rows(client, ENQUEUE, values);
-  return (await withErrors(client, [enqueued]))[0];
 }
 
-/** @param {import('../index.js').Codec} codec @param {import('../index.js').Queryable} client @param {unknown} payload @param {unknown[]} values of ENQUEUE without the payload */
-async function addEncoded(codec, client, payload, values) {
-  const [queue, , key] = values;
+/**
+ * @param {import('../index.js').Queryable} client @param {string} queue @param {unknown} payload
+ * @param {import('../index.js').EnqueueOptions} [options] @returns {Promise<any>}
+ */
+async function add(client, queue, payload, options = {}) {
+  checkClient(client);
+  checkName(queue, 'queue');
+  checkOptions(options, OPTIONS, 'enqueue');
+  checkSchema(options.schema);
+  await validated(options.schema, options.kind, payload);
+  const codec = checkCodec(options.codec);
+  if (codec) return addEncoded(codec, client, queue, payload, options);
+  const { text, values } = statement(queue, payload, options, '$1');
+  return (await withErrors(client, await rows(client, text, values)))[0];
+}
+
+/**
+ * @param {string} queue @param {unknown} payload @param {import('../index.js').EnqueueStatementOptions} [options] @returns {any}
+ */
+function statementFor(queue, payload, options = {}) {
+  checkName(queue, 'queue');
+  checkOptions(options, STATEMENT_OPTIONS, 'enqueueStatement');
+  checkSchema(options.schema);
+  validatedNow(options.schema, options.kind, payload);
+  return statement(queue, payload, options, checkStyle(options.style ?? '$1'));
+}
+
+/**
+ * @param {import('../index.js').Codec} codec @param {import('../index.js').Queryable} client @param {string} queue @param {unknown} payload
+ * @param {import('../index.js').EnqueueOptions} options
+ */
+async function addEncoded(codec, client, queue, payload, options) {
+  const values = valuesOf(queue, null, options);
   const onDuplicate = values[11];
-  const send = async (/** @type {import('../index.js').Queryable} */ own, /** @type {string} */ text, /** @type {unknown} */ how) => {
-    const added = await rows(own, ENQUEUE, [queue, text, ...values.slice(2, 11), how, ...values.slice(12)]);
-    return decodedResults(codec, await withErrors(own, added));
+  const send = async (/** @type {import('../index.js').Queryable} */ own, /** @type {string} */ document, /** @type {unknown} */ how) => {
+    const { text, values: sent } = inStyle(ENQUEUE, [queue, document, ...values.slice(2, 11), how, ...values.slice(12)], '$1');
+    return decodedResults(codec, await withErrors(own, await rows(own, text, sent)));
   };
   const [added] = await addDocuments(codec, client, {
     documents: [plain(payload, 'payload')],
-    compared: [key !== null && onDuplicate === 'keep'],
-    add: (own, [text], ignore) => send(own, text, ignore ? 'ignore' : onDuplicate),
-    compare: (own, _, [text]) => send(own, text, onDuplicate),
+    compared: [values[2] !== null && onDuplicate === 'keep'],
+    add: (own, [document], ignore) => send(own, document, ignore ? 'ignore' : onDuplicate),
+    compare: (own, _, [document]) => send(own, document, onDuplicate),
   });
   return added;
 }
@@ -140,6 +168,7 @@ async function addManyEncoded(codec, client, payloads, values) {
 
 // Their types depend on the queue, which an implementation cannot express.
 export const enqueue = /** @type {typeof import('../index.js').enqueue} */ (/** @type {unknown} */ (add));
+export const enqueueStatement = /** @type {typeof import('../index.js').enqueueStatement} */ (/** @type {unknown} */ (statementFor));
 export const enqueueMany = /** @type {typeof import('../index.js').enqueueMany} */ (/** @type {unknown} */ (addMany));
 
 /** @param {unknown} ids @param {string} what */
@@ -150,6 +179,6 @@ function optionalIds(ids, what) {
 /** Adds the error to each duplicate of a dead job. @param {import('../index.js').Queryable} client @param {any[]} enqueued @returns {Promise<any[]>} */
 export async function withErrors(client, enqueued) {
   const dead = enqueued.filter(({ outcome, status }) => outcome === 'duplicate' && status === 'dead').map(({ id }) => id);
-  const errors = new Map(dead.length === 0 ? [] : (await rows(client, LAST_ERRORS, [dead])).map(({ id, error }) => [id, error]));
+  const errors = new Map(dead.length === 0 ? [] : (await rows(client, LAST_ERRORS, [`{${dead.join(',')}}`])).map(({ id, error }) => [id, error]));
   return enqueued.map((each) => ({ ...each, error: errors.get(each.id) ?? null }));
 }

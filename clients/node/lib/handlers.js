@@ -4,7 +4,7 @@
 // worker may have one, for example while a deployment is rolled out.
 
 import { inspect, types } from 'node:util';
-import { optionalBoolean, optionalInterval, reject } from './arguments.js';
+import { checkCount, checkSeconds, optionalBoolean, optionalInterval, reject } from './arguments.js';
 import { checkCodec } from './codec.js';
 import { Cancelled, Snooze } from './errors.js';
 import { INSIDE, KIND, OUTSIDE, checkOptions } from './options.js';
@@ -19,10 +19,9 @@ class Way {
     checkOptions(options, names, new.target.name);
     checkHandlers(handler);
     const { concurrency = 1, batch = 1, timeout = 3600, unknownKind = 60 } = options;
-    for (const [name, value] of Object.entries({ concurrency, batch })) {
-      if (!Number.isInteger(value) || value < 1) throw new RangeError(`${name} must be an integer greater than 0, not ${value}`);
-    }
-    if (!(timeout > 0)) throw new RangeError(`timeout must be a positive number of seconds, not ${timeout}`);
+    checkCount(concurrency, 'concurrency');
+    checkCount(batch, 'batch');
+    checkSeconds(timeout, 'timeout');
     optionalInterval(unknownKind, 'unknownKind');
     const { neverRetry = [] } = options;
     if (!Array.isArray(neverRetry)) reject('neverRetry', 'an array of exception classes', neverRetry);
@@ -60,7 +59,7 @@ export class Kind {
     checkOptions(options, KIND, 'Kind');
     checkCallable(handler, 'handler');
     const { timeout, backoff } = options;
-    if (timeout !== undefined && !(timeout > 0)) throw new RangeError(`timeout must be a positive number of seconds, not ${timeout}`);
+    if (timeout !== undefined) checkSeconds(timeout, 'timeout');
     if (Array.isArray(backoff) && backoff.length === 0) throw new RangeError('backoff must not be empty');
     this.handler = handler;
     this.timeout = timeout;

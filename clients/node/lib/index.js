@@ -2,7 +2,7 @@
 
 export { ClusterWorker } from './cluster.js';
 export { ensureHandler, ensureQueue, ensureTopic } from './declare.js';
-export { enqueue, enqueueMany } from './enqueue.js';
+export { enqueue, enqueueMany, enqueueStatement } from './enqueue.js';
 export { finishedJobs } from './finished.js';
 export { cancelMany, cancelMatching, enqueueGraph, enqueueSequenced, flow, pauseGroup, publish, resumeGroup, sendEvent, waitResults } from './flows.js';
 export { createPool } from './pool.js';

@@ -11,6 +11,10 @@ export const ENQUEUE = {
   schema: true, codec: true,
 };
 
+const { codec: _____, ...withoutCodec } = ENQUEUE;
+/** @type {Names<import('../index.js').EnqueueStatementOptions>} */
+export const ENQUEUE_STATEMENT = { ...withoutCodec, style: true };
+
 /** @type {Names<import('../index.js').NewJob>} */
 export const NEW_JOB = { ...MESSAGE, payload: true, key: true, keyTtl: true };
 /** @type {Names<import('../index.js').EnqueueManyOptions>} */

@@ -13,6 +13,8 @@ export function createPool(connection, options = {}) {
     /** @param {import('pg').ClientConfig} config */
     constructor(config) {
       super({ ...config, ...configs[at % configs.length] });
+      // If the connection of a client that is in use breaks between two statements, the next statement fails. Without a listener, the process would end.
+      this.on('error', () => {});
     }
 
     /** @param {any} [callback] @returns {Promise<any>} */

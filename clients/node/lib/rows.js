@@ -31,7 +31,8 @@ export function json(value, what) {
 export async function rows(client, text, values) {
   checkClient(client);
   try {
-    return (await client.query(text, values)).rows;
+    const answer = await client.query(text, values);
+    return Array.isArray(answer) ? answer : answer.rows;
   } catch (error) {
     throw typed(error);
   }

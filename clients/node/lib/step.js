@@ -1,6 +1,6 @@
 // A step: a call to another system that the next attempt must know about.
 
-import { checkName } from './arguments.js';
+import { checkName, checkSeconds } from './arguments.js';
 import { decoded, encoded, encodedWithEachKey } from './codec.js';
 import { json } from './enqueue.js';
 import { Dead, Refused, Snooze, StaleToken, interval, sqlstate, textOf, typed } from './errors.js';
@@ -30,7 +30,7 @@ export async function step(job, run, name, call, options, warn, codec) {
   checkName(name, 'name');
   checkCallable(call, 'call');
   if (ask !== undefined) checkCallable(ask, 'ask');
-  if (!(callTimeout > 0 && callTimeout <= 1e6)) throw new RangeError(`callTimeout must be a positive number of seconds, not ${callTimeout}`);
+  if (checkSeconds(callTimeout, 'callTimeout') > 1e6) throw new RangeError(`callTimeout must be at most 1000000 seconds, not ${callTimeout}`);
   const own = [job.id, job.token, name];
   const asked = Date.now();
   let calling = false;

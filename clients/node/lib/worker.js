@@ -9,7 +9,7 @@
 
 import { randomUUID } from 'node:crypto';
 import { setMaxListeners } from 'node:events';
-import { checkName, optionalBoolean, optionalName } from './arguments.js';
+import { checkName, checkSeconds, optionalBoolean, optionalName } from './arguments.js';
 import { Address, Link, Server, answerTimeout, hosts, shortestAnswerTimeout, sleep, withTimeout } from './connection.js';
 import { Consumer } from './consumer.js';
 import { sqlstate, textOf, typed } from './errors.js';
@@ -107,9 +107,9 @@ export class Worker {
     optionalName(options.name, 'name');
     optionalBoolean(options.signals, 'signals');
     const { giveUpAfter } = options;
-    if (giveUpAfter !== undefined && !(giveUpAfter > 0)) throw new RangeError(`giveUpAfter must be a positive number of seconds, not ${giveUpAfter}`);
+    if (giveUpAfter !== undefined) checkSeconds(giveUpAfter, 'giveUpAfter');
     const { grace = 30, signals = true, logger = quiet } = options;
-    if (!(grace >= 0)) throw new RangeError(`grace must be a number of seconds and must not be negative, not ${grace}`);
+    checkSeconds(grace, 'grace', true);
     if (!['info', 'warn', 'error'].every((level) => typeof (/** @type {any} */ (logger)?.[level]) === 'function')) throw new TypeError('logger must have the functions info, warn and error');
     const [first, ...more] = this.#names;
     const application = `idemq ${first}${more.length > 0 ? ` and ${more.length} more` : ''}`;

@@ -4,7 +4,7 @@
 import type pg from 'pg';
 import * as declared from 'idemq';
 import * as real from '../lib/index.js';
-import { ClusterWorker, Inside, Kind, Outside, Worker, drain, enqueue, enqueueMany, type Codec, type Handler, type Job, type JobOf, type OutsideHandler } from 'idemq';
+import { ClusterWorker, Inside, Kind, Outside, Worker, drain, enqueue, enqueueMany, enqueueStatement, type Codec, type Handler, type Job, type JobOf, type OutsideHandler } from 'idemq';
 
 // Classes that an application makes no object of: what they are, not how they are made.
 type Made<T> = { [K in keyof T]: T[K] extends new (...args: any[]) => declared.IdemqError | declared.Cancelled ? new (...args: any[]) => InstanceType<T[K]> : T[K] };
@@ -140,6 +140,34 @@ export async function handlers(): Promise<void> {
   new Worker({}, { mail: send }, { concurrency: 2 });
   // @ts-expect-error an outside call has no transaction
   new Outside(call, { batch: 2 });
+}
+
+// enqueueStatement: the options are those of enqueue, and the shape depends on the style.
+export function statements(tag: (strings: TemplateStringsArray, ...values: unknown[]) => void): void {
+  const { text, values } = enqueueStatement('mail', { to: 'anna@example.com' }, { key: 'order-42' });
+  const first: string | null = values[0];
+  const named: Record<string, string | null> = enqueueStatement('mail', { to: 'anna@example.com' }, { style: ':name' }).values;
+  tag(...enqueueStatement('shop', { order: 42, amount: 12 }, { kind: 'charge', style: 'template' }));
+  // @ts-expect-error there is no such style
+  enqueueStatement('mail', { to: 'anna@example.com' }, { style: '%s' });
+  // @ts-expect-error there is no such queue
+  enqueueStatement('mails', { to: 'anna@example.com' });
+  // @ts-expect-error nor has the payload this field
+  enqueueStatement('mail', { too: 'anna@example.com' });
+  // @ts-expect-error a queue with kinds needs one
+  enqueueStatement('shop', { order: 42, amount: 12 }, { style: '?' });
+  // @ts-expect-error without a style, values is an array
+  enqueueStatement('mail', { to: 'anna@example.com' }).values.key;
+  console.log(text, first, named);
+}
+
+// enqueue takes any object with query(text, values), whether it resolves to the rows or to an object with rows.
+export async function clients(pool: pg.Pool, manager: { query<T = any>(text: string, values?: any[]): Promise<T> }, sql: { unsafe(text: string, values: any[]): Promise<any[]> }): Promise<void> {
+  await enqueue(pool, 'mail', { to: 'anna@example.com' });
+  await enqueue(manager, 'mail', { to: 'anna@example.com' });
+  await enqueue({ query: (text: string, values: any[]) => sql.unsafe(text, values) }, 'mail', { to: 'anna@example.com' });
+  // @ts-expect-error rows are missing
+  await enqueue({ query: async () => 1 }, 'mail', { to: 'anna@example.com' });
 }
 
 export async function codecs(client: pg.Client, codec: Codec): Promise<void> {

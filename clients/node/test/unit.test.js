@@ -224,7 +224,7 @@ test('arguments are checked before anything is sent, and named', async () => {
   const a = { queue: 'q', payload: 1 };
   /** @type {[string, () => unknown, RegExp][]} */
   const wrong = [
-    ['a forgotten client', () => enqueue('mail', { to: 'anna' }), /^client must be pg's Client or Pool, or the client of a handler, not "mail"/],
+    ['a forgotten client', () => enqueue('mail', { to: 'anna' }), /^client must be an object with query\(text, values\), such as pg's Client or Pool, or the client of a handler, not "mail"/],
     ['no client', () => publish(undefined, 't', 1), /^client must be .*, not undefined/],
     ['swapped', () => enqueue(client, { to: 'anna' }, 'mail'), /^queue must be a string, not an object/],
     ['several queues', () => enqueue(client, ['mail', 'reports'], 1), /^queue must be a string, not an array/],
@@ -266,7 +266,7 @@ test('arguments are checked before anything is sent, and named', async () => {
   // Ids of an application.
   await enqueue(client, 'q', 1, { key: 42, groupKey: 7n });
   await enqueue(client, 'q', 1, { key: 'b1e1e0a6-1a5c-4b52-9a5b-0f6d7c1f2a10', dependsOn: ['1', 2, 3n] });
-  assert.deepEqual(sent.map((values) => [values[2], values[6], values[15]]), [['42', '7', null], ['b1e1e0a6-1a5c-4b52-9a5b-0f6d7c1f2a10', null, ['1', '2', '3']]]);
+  assert.deepEqual(sent.map((values) => [values[2], values[6], values[15]]), [['42', '7', null], ['b1e1e0a6-1a5c-4b52-9a5b-0f6d7c1f2a10', null, '{1,2,3}']]);
 });
 
 test('handlers that run nothing', async () => {

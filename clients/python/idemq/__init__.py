@@ -23,6 +23,7 @@ from psycopg import AsyncConnection, Connection
 from ._arguments import (
     bool_argument,
     optional_text,
+    positive_seconds,
     queue_argument,
     seconds_argument,
     text_argument,
@@ -73,9 +74,11 @@ from ._jobs import (
 )
 from ._links import AsyncLink, ThreadLink
 from ._options import Options, QueueOptions, WorkerOptions, options_of
+from ._portable import enqueue_statement
 from ._producer import Enqueued, NewJob, enqueue, enqueue_many
-from ._queues import Inside, Outside, QueueHandler, checked_queues, queue_options
+from ._queues import Inside, Outside, QueueHandler, TypedHandler, checked_queues, queue_options
 from ._run import Run, Setup
+from ._typed import Queue, handlers_by_queue, is_list_of_bound
 from .errors import (
     AlreadyCommitted,
     Dead,
@@ -92,6 +95,7 @@ from .errors import (
     RetryLater,
     Snooze,
     StaleToken,
+    TypeMismatch,
     Waiting,
 )
 
@@ -130,6 +134,7 @@ __all__ = [
     "Overflow",
     "Parent",
     "Published",
+    "Queue",
     "QueueFull",
     "Refused",
     "Result",
@@ -139,6 +144,7 @@ __all__ = [
     "Snooze",
     "StaleToken",
     "StepCall",
+    "TypeMismatch",
     "Waiting",
     "Worker",
     "advance_clock",
@@ -152,6 +158,7 @@ __all__ = [
     "enqueue_graph",
     "enqueue_many",
     "enqueue_sequenced",
+    "enqueue_statement",
     "ensure_handler",
     "ensure_queue",
     "ensure_topic",
@@ -185,7 +192,7 @@ class _Worker:
     def __init__(
         self,
         dsn: str,
-        queue: Union[str, Mapping[str, QueueHandler]],
+        queue: Union[str, Mapping[str, QueueHandler], Sequence[TypedHandler]],
         *,
         name: Optional[str] = None,
         wait_dsn: Optional[str] = None,
@@ -206,7 +213,7 @@ class _Worker:
 
         dsn: connection string of the database.
         queue: name of the queue; or a dict of handlers by queue, each an Inside or Outside, a function, or a dict of functions by kind.
-            A function or a dict means Inside.
+            A function or a dict means Inside.  Or a list of what Queue.inside and Queue.outside return.
         name: name shown in idemq.running_jobs and idemq.workers.
         wait_dsn: direct connection to the server for the session that waits, if dsn goes through a pooler.
         grace: seconds that running handlers have after SIGTERM or stop().
@@ -231,13 +238,15 @@ class _Worker:
         self._own = queue_options(concurrency, batch, lease, timeout, attach, unknown_kind, never_retry, codec)
         self._handlers: Optional[dict[str, Union[Inside, Outside]]] = None
         if isinstance(queue, Mapping):
-            self._handlers = self._several(queue)
+            self._handlers = self._several(checked_queues(queue))
+        elif is_list_of_bound(queue):
+            self._handlers = self._several(handlers_by_queue(queue))
         self._queues: tuple[str, ...] = tuple(self._handlers or [queue_argument(queue)])
         if seconds_argument("grace", grace) < 0:
-            raise ValueError("grace must be at least 0 seconds")
+            raise ValueError(f"grace must be at least 0 seconds, not {grace}")
         bool_argument("signals", signals)
-        if give_up_after is not None and seconds_argument("give_up_after", give_up_after) <= 0:
-            raise ValueError("give_up_after must be greater than 0 seconds")
+        if give_up_after is not None:
+            positive_seconds("give_up_after", give_up_after)
         self._options = WorkerOptions(
             dsn, optional_text("name", name), optional_text("wait_dsn", wait_dsn), grace, signals, give_up_after,
             checked_hooks(hooks, self._coroutines, type(self).__name__, self._other),
@@ -246,11 +255,11 @@ class _Worker:
         self._running: Union[Run, ClusterRun, None] = None
         self._stopped = False
 
-    def _several(self, queues: Mapping[str, QueueHandler]) -> dict[str, Union[Inside, Outside]]:
+    def _several(self, handlers: dict[str, Union[Inside, Outside]]) -> dict[str, Union[Inside, Outside]]:
         for option in fields(QueueOptions):
             if getattr(self._own, option.name) != option.default:
                 raise TypeError(f"with several queues, pass {option.name} to Inside or Outside")
-        return checked_queues(queues)
+        return handlers
 
     @property
     def queue(self) -> str:
@@ -263,9 +272,9 @@ class _Worker:
         return self._queues
 
     @property
-    def name(self) -> Optional[str]:
-        """Name of the worker, as passed to the constructor."""
-        return self._options.name
+    def name(self) -> str:
+        """Name of the worker, as shown in idemq.running_jobs and idemq.workers."""
+        return self._options.worker_name
 
     def stop(self) -> None:
         """Start the drain, as SIGTERM does.  A second call ends the grace period.  Any thread may call it."""
@@ -294,6 +303,7 @@ class _Worker:
                 self._executor(isinstance(each, Inside)),
                 single_handler(each.handler, each.options.unknown_kind, self._coroutines, type(self).__name__, self._other, isinstance(each, Outside)),
                 {kind: own for kind, own in each.handler.items() if isinstance(own, Kind)} if isinstance(each.handler, Mapping) else None,
+                each.types,
             )
             for queue, each in self._handlers_for(handler, outside, caller).items()
         ]
@@ -339,7 +349,7 @@ class Worker(_Worker):
     def run(
         self,
         handler: Union[
-            Callable[[Job, Connection[Any]], Any], Mapping[Optional[str], Union[Callable[[Job, Connection[Any]], Any], Kind]], None
+            Callable[[Job[Any], Connection[Any]], Any], Mapping[Optional[str], Union[Callable[[Job[Any], Connection[Any]], Any], Kind[Any]]], None
         ] = None,
     ) -> dict[str, int]:
         """Run jobs until SIGTERM, SIGINT or stop().  Returns the number of attempts by outcome.
@@ -352,7 +362,7 @@ class Worker(_Worker):
         return asyncio.run(self._work(handler, False, False, "run"))
 
     def run_outside(
-        self, handler: Union[Callable[[Job], Any], Mapping[Optional[str], Union[Callable[[Job], Any], Kind]]]
+        self, handler: Union[Callable[[Job[Any]], Any], Mapping[Optional[str], Union[Callable[[Job[Any]], Any], Kind[Any]]]]
     ) -> dict[str, int]:
         """Run jobs whose effect is outside the database.  The job is completed after the handler has returned."""
         return asyncio.run(self._work(handler, False, True, "run_outside"))
@@ -371,8 +381,8 @@ class AsyncWorker(_Worker):
     async def run(
         self,
         handler: Union[
-            Callable[[AsyncJob, AsyncConnection[Any]], Awaitable[Any]],
-            Mapping[Optional[str], Union[Callable[[AsyncJob, AsyncConnection[Any]], Awaitable[Any]], Kind]],
+            Callable[[AsyncJob[Any], AsyncConnection[Any]], Awaitable[Any]],
+            Mapping[Optional[str], Union[Callable[[AsyncJob[Any], AsyncConnection[Any]], Awaitable[Any]], Kind[Any]]],
             None,
         ] = None,
     ) -> dict[str, int]:
@@ -382,7 +392,7 @@ class AsyncWorker(_Worker):
     async def run_outside(
         self,
         handler: Union[
-            Callable[[AsyncJob], Awaitable[Any]], Mapping[Optional[str], Union[Callable[[AsyncJob], Awaitable[Any]], Kind]]
+            Callable[[AsyncJob[Any]], Awaitable[Any]], Mapping[Optional[str], Union[Callable[[AsyncJob[Any]], Awaitable[Any]], Kind[Any]]]
         ],
     ) -> dict[str, int]:
         """Like Worker.run_outside, for coroutine functions."""
@@ -454,7 +464,7 @@ class AsyncClusterWorker(_OverShards, AsyncWorker):
 
 def drain(
     dsn: str,
-    queue: Union[str, Mapping[str, QueueHandler]],
+    queue: Union[str, Mapping[str, QueueHandler], Sequence[TypedHandler]],
     handler: Union[Callable[..., Any], Handlers, None] = None,
     outside: bool = False,
     **options: Any,
@@ -465,7 +475,7 @@ def drain(
 
 async def drain_async(
     dsn: str,
-    queue: Union[str, Mapping[str, QueueHandler]],
+    queue: Union[str, Mapping[str, QueueHandler], Sequence[TypedHandler]],
     handler: Union[Callable[..., Awaitable[Any]], Handlers, None] = None,
     outside: bool = False,
     **options: Any,

@@ -96,6 +96,31 @@ def seconds_argument(name: str, value: Any) -> float:
     return value
 
 
+def positive_seconds(name: str, value: Any) -> float:
+    """A number of seconds that is greater than 0."""
+    if seconds_argument(name, value) <= 0:
+        raise ValueError(f"{name} must be greater than 0 seconds, not {value}")
+    return float(value)
+
+
+def count_argument(name: str, value: Any) -> int:
+    """An int that is at least 1."""
+    number = int_argument(name, value)
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, not {number}")
+    return number
+
+
+def classes_argument(name: str, value: Any) -> tuple[type[BaseException], ...]:
+    """A sequence of exception classes."""
+    if not isinstance(value, (list, tuple, set, frozenset)):
+        raise _refuse(name, "a sequence of exception classes", value)
+    for each in value:
+        if not (isinstance(each, type) and issubclass(each, BaseException)):
+            raise TypeError(f"{name} must contain exception classes, not {each!r}")
+    return tuple(value)
+
+
 def delay_argument(name: str, value: Optional[Delay]) -> Union[timedelta, str, None]:
     """A delay, as a parameter of type interval, or None."""
     if value is None:

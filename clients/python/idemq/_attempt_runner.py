@@ -39,7 +39,8 @@ from ._links import AnswerLost, AsyncLink, Link, ThreadLink
 from ._options import Options
 from ._shared import DRAIN_SETTLE_TIMEOUT, LOCK_PAUSE, Shared
 from ._codec import encoded_json
-from ._values import json_loads, json_text, jsonb_parameter, storable_text
+from ._typed_jobs import JobTypes, decode_payload
+from ._values import EncodedLater, json_loads, json_text, jsonb_parameter, storable_text
 from .errors import (
     MAX_TEXT,
     AlreadyCommitted,
@@ -140,7 +141,7 @@ class AttemptRunner:
         options: Options,
         executors: Sequence[Executor],
         handler: Callable[..., Any],
-        kinds: Optional[Mapping[Optional[str], Kind]],
+        kinds: Optional[Mapping[Optional[str], Kind[Any]]],
         once: bool,
         slots: HandlerSlots,
     ) -> None:
@@ -153,6 +154,8 @@ class AttemptRunner:
         self._handler = handler
         self._by_kind = kinds is not None
         self._kinds = kinds or {}
+        self.types: Optional[JobTypes] = None
+        """Types of payloads and results; None if they are not checked."""
         self.breaker = Breaker()
         self.probe: Optional[int] = None
         """Token of the one job that may run while the breaker is open."""
@@ -287,13 +290,14 @@ class AttemptRunner:
     def call(self, job: BaseJob, *conn: Any) -> Any:
         """Calls a handler that is a function."""
         self._check_readable(job)
+        encode = decode_payload(self.types, job)
         try:
             result = self._call(job, *conn)
         finally:
             job.handled = True
             end_unless_in(self.shared.process)
         job.check_steps()
-        return result
+        return result if encode is None else EncodedLater(finished_result(result), encode)
 
     def _call(self, job: BaseJob, *conn: Any) -> Any:
         if not _trace.installed() and self.options.hooks.around is None:
@@ -306,13 +310,14 @@ class AttemptRunner:
     async def call_async(self, job: BaseJob, *conn: Any) -> Any:
         """Calls a handler that is a coroutine function."""
         self._check_readable(job)
+        encode = decode_payload(self.types, job)
         try:
             result = await self._call_async(job, *conn)
         finally:
             job.handled = True
             end_unless_in(self.shared.process)
         job.check_steps()
-        return result
+        return result if encode is None else EncodedLater(finished_result(result), encode)
 
     async def _call_async(self, job: BaseJob, *conn: Any) -> Any:
         if not _trace.installed() and self.options.hooks.around is None:
@@ -736,7 +741,7 @@ class AttemptRunner:
             if outcome == "committed":
                 closed = self.breaker.succeeded(job.kind if self._by_kind else None)
         if closed:
-            log.info("%s: an attempt has succeeded, so the worker runs %d jobs at a time again", self.options.queue, self.options.concurrency)
+            log.info("%s: an attempt has succeeded, so the worker runs %d jobs at a time again", self.options.queue, self.options.concurrency * self.options.batch)
             self.claims_paused_until = 0.0
         if outcome == "committed":
             self._blocked_in_a_row = 0

@@ -19,7 +19,7 @@ from psycopg.adapt import PyFormat
 from psycopg.types.json import Jsonb
 
 from ._statements import InTransaction, Plan, Savepoint, Statement
-from ._values import MAX_DOCUMENT, NotEncodable, json_loads
+from ._values import MAX_DOCUMENT, EncodedLater, NotEncodable, json_loads
 from .errors import KeyReused, text_of
 
 _quoted: Callable[[str], str] = getattr(encoder, "encode_basestring")
@@ -123,6 +123,8 @@ def encoded(codec: Optional[Codec], what: str, value: Any) -> Jsonb:
 
 def encoded_json(codec: Codec, what: str, value: Any) -> Optional[str]:
     """A document as JSON text, or None for None."""
+    if isinstance(value, EncodedLater):
+        value = value.encode(value.value)
     return None if value is None else encoded_text(codec, plain_bytes(what, value), _keys(codec)[0])
 
 

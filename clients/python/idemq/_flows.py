@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timedelta
-from typing import Any, Mapping, NamedTuple, Optional, Sequence, TypedDict, Union
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, Generic, Mapping, NamedTuple, Optional, Sequence, TypedDict, TypeVar, Union
 
 from psycopg.types.json import Jsonb
 
@@ -31,9 +32,12 @@ from ._arguments import (
     time_text,
 )
 from ._codec import Codec, Duplicates, add_documents, checked_codec, decoded, encoded, encoded_with_each_key, plain_bytes
+from ._producer import Enqueued, errors_of_dead
 from ._statements import Plan, Statement, statement
 from ._values import Row, jsonb_parameter
 from .errors import Delay, Key
+
+R = TypeVar("R")
 
 _SEND = """SELECT outcome::text, first_payload, same_payload
     FROM idemq.send_event(%(queue)s, %(name)s, %(payload)s::jsonb)"""
@@ -86,6 +90,8 @@ class Sequenced(NamedTuple):
     outcome: str
     status: Optional[str]
     result: Any
+    error: Optional[str] = None
+    """The last error of the first job, if this is a duplicate and that job is dead."""
 
 
 class _Named(TypedDict):
@@ -163,8 +169,23 @@ class Flow(NamedTuple):
     """Whether there are more than `most` jobs."""
 
 
-class Result(NamedTuple):
-    """Result of wait_results for one job."""
+if TYPE_CHECKING:
+
+    class Result(NamedTuple, Generic[R]):
+        """Result of wait_results for one job."""
+
+        status: str
+        """completed, dead or cancelled.  Any other status means that the timeout passed first."""
+        result: R
+
+else:  # Python 3.9 and 3.10 have no generic NamedTuple
+
+    class Result(NamedTuple):
+        """Result of wait_results for one job."""
+
+        status: str
+        result: Any
+        __class_getitem__ = classmethod(GenericAlias)
 
     status: str
     """completed, dead or cancelled.  Any other status means that the timeout passed first."""
@@ -257,7 +278,11 @@ def enqueue_sequenced(
         id, outcome, status, result = rows[0]
         return Sequenced(id, outcome, status, decoded(coder, result))
 
-    return Statement(_ENQUEUE_SEQUENCED, values, answer)
+    return Statement(_ENQUEUE_SEQUENCED, values, answer, then=_with_error)
+
+
+def _with_error(added: Any) -> Optional[Statement[Sequenced]]:
+    return errors_of_dead([Enqueued(*added)], lambda all: Sequenced(*all[0]))
 
 
 @statement
@@ -376,7 +401,7 @@ def wait_results(
     timeout: Delay = 30,
     *,
     codec: Optional[Codec] = None,
-) -> Statement[list[Result]]:
+) -> Statement[list[Result[Any]]]:
     """Sleep until all these jobs are finished or the timeout has passed.  Returns their results in the order of ids.
 
     The connection must be in autocommit mode and outside a transaction.
@@ -421,7 +446,7 @@ def _member_texts(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
     return {member: value for member, value in members.items() if value is not None or member == "payload"}
 
 
-def _results(rows: list[Row], codec: Optional[Codec]) -> list[Result]:
+def _results(rows: list[Row], codec: Optional[Codec]) -> list[Result[Any]]:
     statuses, results = rows[0]
     # psycopg returns an array of an enum as text.
     names = statuses.strip("{}").split(",") if isinstance(statuses, str) else statuses

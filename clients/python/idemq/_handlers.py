@@ -16,27 +16,30 @@ import inspect
 import logging
 import types
 from datetime import timedelta
-from typing import Any, Callable, Mapping, Optional, Sequence, TypeVar, Union
+from typing import Any, Callable, Generic, Mapping, Optional, Sequence, TypeVar, Union
 
-from ._arguments import delay_argument, seconds_argument
+from ._arguments import delay_argument, positive_seconds
 from .errors import Delay, Snooze
 
 log = logging.getLogger("idemq")
 T = TypeVar("T")
 
-class Kind:
+H = TypeVar("H", bound=Callable[..., Any], covariant=True)
+
+
+class Kind(Generic[H]):
     """A handler of one kind of jobs, with a time limit and a backoff of its own."""
 
     def __init__(
-        self, handler: Callable[..., Any], *, timeout: Optional[float] = None, backoff: Union[Delay, Sequence[Delay], None] = None
+        self, handler: H, *, timeout: Optional[float] = None, backoff: Union[Delay, Sequence[Delay], None] = None
     ) -> None:
         """timeout: maximum duration of an attempt in seconds, even if the queue's job_timeout is longer.
         backoff: the delay after a failed attempt; or a list of the delays after the first, the second, ... attempt, of which the last
             one repeats.  None means the queue's backoff."""
         if not callable(handler):
-            raise TypeError(f"the handler of a Kind must be a function, not {type(handler).__name__}")
-        if timeout is not None and seconds_argument("timeout", timeout) <= 0:
-            raise ValueError("timeout must be greater than 0 seconds")
+            raise TypeError(f"handler must be a function, not {type(handler).__name__}")
+        if timeout is not None:
+            positive_seconds("timeout", timeout)
         delays: list[Any] = list(backoff) if isinstance(backoff, (list, tuple)) else [backoff]
         if not delays:
             raise ValueError("backoff must not be empty")
@@ -49,7 +52,7 @@ class Kind:
         return self._delays[min(attempt, len(self._delays)) - 1]
 
 
-Handlers = Mapping[Optional[str], Union[Callable[..., Any], Kind]]
+Handlers = Mapping[Optional[str], Union[Callable[..., Any], Kind[Any]]]
 """Handlers by kind.  The key None is for jobs without a kind."""
 
 
@@ -140,9 +143,10 @@ def single_handler(
         handler = by_kind.get(job.kind)
         if handler is not None:
             return handler(job, *args)
+        which = "jobs without a kind" if job.kind is None else f"kind {job.kind}"
         if job.kind not in unknown and len(unknown) < 1000:
             unknown.add(job.kind)
-            log.warning("%s %d: no handler for kind %s, so the worker releases such jobs", job.queue, job.id, job.kind)
-        raise Snooze(delay, f"no handler for kind {job.kind}")
+            log.warning("%s %d: no handler for %s, so the worker releases such jobs", job.queue, job.id, which)
+        raise Snooze(delay, f"no handler for {which}")
 
     return call

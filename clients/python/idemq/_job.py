@@ -8,14 +8,30 @@ import logging
 import threading
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime, timedelta, timezone
-from typing import Any, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, NamedTuple, Optional, Protocol, Sequence, TypeVar
+from types import GenericAlias
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generic,
+    Iterator,
+    NamedTuple,
+    Optional,
+    Protocol,
+    Sequence,
+    TypeVar,
+    overload,
+)
 
 import psycopg
 from psycopg import AsyncConnection, Connection
 from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
-from ._arguments import delay_argument, ids_argument, int_argument, seconds_argument, text_argument
+from ._arguments import delay_argument, ids_argument, int_argument, positive_seconds, text_argument
 from ._codec import Codec, decoded, encoded, encoded_json, encoded_with_each_key, jsonb_of
 from ._execution import Execution, ExecutionResult
 from ._handler_connection import HandlerTransaction
@@ -25,6 +41,9 @@ from ._values import AnyConnection, Row, json_text, require_connection, storable
 from .errors import Dead, Delay, KeyReused, Refused, Snooze, StaleToken, Waiting, said, sqlstate, text_of
 
 T = TypeVar("T")
+P = TypeVar("P")
+R = TypeVar("R")
+Result = TypeVar("Result", covariant=True)
 log = logging.getLogger("idemq")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -34,7 +53,9 @@ _FINISH_STEP = "SELECT idemq.finish_step(%(id)s, %(token)s, %(name)s, %(value)s:
 _REFUSE_STEP = "SELECT idemq.refuse_step(%(id)s, %(token)s, %(name)s, %(value)s)"
 AWAIT = "SELECT outcome, payload FROM idemq.await_event(%s, %s, %s, %s::interval)"
 _ADD_PARENTS = "SELECT parent, outcome::text FROM idemq.add_parents(%s, %s::bigint[], %s, %s)"
-_PARENTS = "SELECT parent, queue, status::text, result FROM idemq.parents(%s) ORDER BY parent"
+_PARENTS = """SELECT p.parent, p.queue, p.status::text, p.result FROM idemq.parents(%s) AS p LEFT JOIN idemq.jobs AS j ON j.id = p.parent AND %s::text IS NOT NULL
+    WHERE (%s::text IS NULL OR p.queue = %s::text) AND (%s::text IS NULL OR j.id IS NULL OR j.kind = %s::text) ORDER BY p.parent"""
+"""A parent that the role may not see is not left out, because its kind is not known."""
 
 
 class StepCall(NamedTuple):
@@ -63,14 +84,37 @@ class Event(NamedTuple):
     payload: Any
 
 
-class Parent(NamedTuple):
-    """A job in depends_on of this one, with its status and result."""
+if TYPE_CHECKING:
 
-    id: int
-    queue: Optional[str]
-    status: Optional[str]
-    """None if the parent was completed and deleted, in a queue that keeps no jobs (retention 0)."""
-    result: Any
+    class Parent(NamedTuple, Generic[R]):
+        """A job in depends_on of this one, with its status and result."""
+
+        id: int
+        queue: Optional[str]
+        status: Optional[str]
+        """None if the parent was completed and deleted, in a queue that keeps no jobs (retention 0)."""
+        result: R
+
+else:  # Python 3.9 and 3.10 have no generic NamedTuple
+
+    class Parent(NamedTuple):
+        """A job in depends_on of this one, with its status and result."""
+
+        id: int
+        queue: Optional[str]
+        status: Optional[str]
+        result: Any
+        __class_getitem__ = classmethod(GenericAlias)
+
+
+class ResultsOf(Protocol[Result]):
+    """A queue whose results have a type (Queue)."""
+
+    name: str
+    kind: Optional[str]
+
+    def decode_result(self, value: Any) -> Optional[Result]:
+        ...
 
 
 class JobRunner(Protocol):
@@ -115,6 +159,8 @@ class BaseJob:
         (self.checkpoint, self._enqueued_at, headers, self.kind, lease, self.unreadable) = row[7:]
         # Only the numbers of an unreadable job are known.  Its attempt fails before its handler is called.
         self.headers = headers if isinstance(headers, dict) else {}
+        self.stored_payload = self.payload
+        """The payload as it was decoded from JSON; that of a Queue has a type."""
         self._lease = lease / 1000
         self._claimed_at = asked_at
         self._zone = link.zone
@@ -183,7 +229,9 @@ class BaseJob:
         """Decodes payload and checkpoint, before the handler is called for the first time."""
         if self._codec is None:
             payload, checkpoint = decoded(codec, self.payload), decoded(codec, self.checkpoint)
-            self.payload, self.checkpoint, self._stored_checkpoint, self._codec = payload, checkpoint, checkpoint, codec
+            self.payload = self.stored_payload = payload
+            self.checkpoint = self._stored_checkpoint = checkpoint
+            self._codec = codec
 
     def check_steps(self) -> None:
         """Called when the handler has returned.  Raises if a step is still under way, because the job must not be completed before its calls."""
@@ -212,6 +260,14 @@ class BaseJob:
         await self._run.ask_about_job(self, _CHECKPOINT, self._checkpoint_values(data))
         self.checkpoint = self._stored_checkpoint = data
 
+    def _parents_of(self, queue: Optional[ResultsOf[Any]]) -> tuple[Any, ...]:
+        name, kind = (None, None) if queue is None else (queue.name, queue.kind)
+        return self.id, kind, name, name, kind, kind
+
+    def _parents(self, queue: Optional[ResultsOf[Any]], rows: list[Row]) -> list[Parent[Any]]:
+        plain = [(id, name, status, decoded(self._codec, result)) for id, name, status, result in rows]
+        return [Parent(id, name, status, result if queue is None else queue.decode_result(result)) for id, name, status, result in plain]
+
     def _await(self, name: str, timeout: Delay) -> tuple[str, tuple[Any, ...]]:
         return AWAIT, (self.id, self.token, text_argument("name", name), delay_argument("timeout", timeout))
 
@@ -236,7 +292,7 @@ class BaseJob:
 
     async def _begin_step(self, name: str, request: Any, seconds: float) -> tuple[bool, Any, StepCall]:
         """Whether the step is done, with its response; otherwise the argument of call or ask."""
-        until = datetime.now(timezone.utc) + timedelta(seconds=seconds_argument("call_timeout", seconds))
+        until = datetime.now(timezone.utc) + timedelta(seconds=positive_seconds("call_timeout", seconds))
         text_argument("name", name)
         requests = [Jsonb(request)] if self._codec is None else encoded_with_each_key(self._codec, "the request", request)
         rows = await self._ask_begin_step(name, requests, timedelta(seconds=seconds))
@@ -283,9 +339,6 @@ class BaseJob:
             raise StaleToken(f"the answer of step {name} arrived after the lease was lost; it is stored, and the next attempt returns it")
         return decoded(self._codec, stored)
 
-    def _read_parents(self, rows: list[Row]) -> list[Parent]:
-        return [Parent(id, queue, status, decoded(self._codec, result)) for id, queue, status, result in rows]
-
     async def _refuse_step(self, name: str, error: BaseException) -> None:
         await self._report_step(_REFUSE_STEP, name, storable_text(said(error)))
 
@@ -293,9 +346,10 @@ class BaseJob:
         return await self._run.ask_about_job(self, sql, {"id": self.id, "token": self.token, "name": name, "value": value}, anyway=True)
 
 
-class Job(BaseJob):
-    """One attempt of a job whose handler is a function."""
+class Job(BaseJob, Generic[P]):
+    """One attempt of a job whose handler is a function.  P: type of its payload."""
 
+    payload: P
     _event = threading.Event
     _await_step = "wait for the thread that calls job.step"
 
@@ -402,9 +456,20 @@ class Job(BaseJob):
         """
         self._added(self._ask(None, *self._adding(child, parents)))
 
-    def parents(self) -> list[Parent]:
-        """Return the jobs in depends_on of this one, with their results."""
-        return self._read_parents(self._ask("job.parents", _PARENTS, (self.id,)))
+    @overload
+    def parents(self) -> list[Parent[Any]]:
+        ...
+
+    @overload
+    def parents(self, queue: ResultsOf[R]) -> list[Parent[Optional[R]]]:
+        ...
+
+    def parents(self, queue: Optional[ResultsOf[Any]] = None) -> list[Parent[Any]]:
+        """Return the jobs in depends_on of this one, with their results.
+
+        With a Queue: only those in that queue and of its kind, with results of its type (None if there is none).
+        """
+        return self._parents(queue, self._ask("job.parents", _PARENTS, self._parents_of(queue)))
 
     def _ask(self, what: Optional[str], sql: str, values: Sequence[Any]) -> list[Row]:
         """Runs a statement, in the handler's transaction if it has begun, or, if `what` is None, if it has one."""
@@ -416,9 +481,10 @@ class Job(BaseJob):
         return rows
 
 
-class AsyncJob(BaseJob):
-    """One attempt of a job whose handler is a coroutine function."""
+class AsyncJob(BaseJob, Generic[P]):
+    """One attempt of a job whose handler is a coroutine function.  P: type of its payload."""
 
+    payload: P
     _event = asyncio.Event
     _await_step = "await job.step"
 
@@ -528,9 +594,17 @@ class AsyncJob(BaseJob):
         """Like Job.add_parents."""
         self._added(await self._ask(None, *self._adding(child, parents)))
 
-    async def parents(self) -> list[Parent]:
+    @overload
+    async def parents(self) -> list[Parent[Any]]:
+        ...
+
+    @overload
+    async def parents(self, queue: ResultsOf[R]) -> list[Parent[Optional[R]]]:
+        ...
+
+    async def parents(self, queue: Optional[ResultsOf[Any]] = None) -> list[Parent[Any]]:
         """Like Job.parents."""
-        return self._read_parents(await self._ask("job.parents", _PARENTS, (self.id,)))
+        return self._parents(queue, await self._ask("job.parents", _PARENTS, self._parents_of(queue)))
 
     async def _ask(self, what: Optional[str], sql: str, values: Sequence[Any]) -> list[Row]:
         if self._conn is None or not (what is None or self._in_transaction):

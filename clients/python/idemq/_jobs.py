@@ -170,7 +170,7 @@ def job(id: int, *, codec: Optional[Codec] = None) -> Statement[Optional[JobInfo
 
 
 @statement
-def result(id: int, *, codec: Optional[Codec] = None) -> Statement[Result]:
+def result(id: int, *, codec: Optional[Codec] = None) -> Statement[Result[Any]]:
     """Return the current status and the result of a job without waiting (wait_results waits).  Raises NoSuchJob."""
     coder = checked_codec(codec)
     sql = "SELECT status::text, result FROM idemq.result(%(id)s)"

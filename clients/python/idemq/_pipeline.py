@@ -141,16 +141,16 @@ def exchange(conn: Any, steps: Sequence[Step], named: bool) -> Message:
 
 
 def _send_one(pgconn: Any, step: Step, known: set[bytes], named: bool) -> int:
-    """Returns the number of results to expect."""
+    """Returns the number of results to expect.  The values are passed as lists, because psycopg 3.1 in C accepts nothing else."""
     (name, sql), values = step
     if not named or not name:
-        pgconn.send_query_params(sql, values)
+        pgconn.send_query_params(sql, list(values))
         return 1
     if name in known:
-        pgconn.send_query_prepared(name, values)
+        pgconn.send_query_prepared(name, list(values))
         return 1
     pgconn.send_prepare(name, sql)
-    pgconn.send_query_prepared(name, values)
+    pgconn.send_query_prepared(name, list(values))
     return 2
 
 
@@ -202,7 +202,7 @@ def _send_one_by_one(pgconn: Any, steps: Sequence[Step], known: set[bytes], name
     answers: list[list[Any]] = []
     for (name, sql), values in steps:
         results: list[Any] = []
-        pgconn.send_query_params(sql, values)
+        pgconn.send_query_params(sql, list(values))
         yield from _flush(pgconn)
         while (result := (yield from _result(pgconn))) is not None:
             results.append(result)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Callable, NamedTuple, Optional, Sequence, TypedDict, TypeVar, Union
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, Callable, Generic, NamedTuple, Optional, Sequence, TypedDict, TypeVar, Union
 
 from psycopg.types.json import Jsonb
 
@@ -25,15 +26,18 @@ from ._values import Row, jsonb_parameter
 from .errors import Delay, Key
 
 T = TypeVar("T")
+P = TypeVar("P")
+R = TypeVar("R")
 
+# _portable.py reads the type of each parameter.
 _ENQUEUE = """SELECT id, outcome::text, status::text, result
-    FROM idemq.enqueue(%(queue)s, %(payload)s, key => %(key)s, delay => %(delay)s::interval,
-        run_at => %(run_at)s, priority => %(priority)s::int, group_key => %(group_key)s,
+    FROM idemq.enqueue(%(queue)s::text, %(payload)s::jsonb, key => %(key)s::text, delay => %(delay)s::interval,
+        run_at => %(run_at)s::timestamptz, priority => %(priority)s::int, group_key => %(group_key)s::text,
         max_attempts => %(max_attempts)s::int, headers => %(headers)s::jsonb,
         expires_in => %(expires_in)s::interval, key_ttl => %(key_ttl)s::interval,
-        on_duplicate => %(on_duplicate)s, nowait => %(nowait)s, kind => %(kind)s,
+        on_duplicate => %(on_duplicate)s::text, nowait => %(nowait)s::bool, kind => %(kind)s::text,
         max_wait => %(max_wait)s::interval, depends_on => %(depends_on)s::bigint[],
-        on_parent_failure => %(on_parent_failure)s)"""
+        on_parent_failure => %(on_parent_failure)s::text)"""
 
 
 _ENQUEUE_MANY = """SELECT id, outcome::text, status::text, result
@@ -47,22 +51,38 @@ _ENQUEUE_MANY = """SELECT id, outcome::text, status::text, result
 _ERRORS = "SELECT id, last_error FROM idemq.jobs WHERE id = ANY(%(ids)s::bigint[])"
 
 
-class Enqueued(NamedTuple):
-    """Result of enqueue.  For a duplicate, id, status, result and error are those of the first job."""
+if TYPE_CHECKING:
 
-    id: int
-    outcome: str
-    status: str
-    result: Any
-    error: Optional[str] = None
-    """If the first job is dead, its last error; None if you may not see the job."""
+    class Enqueued(NamedTuple, Generic[R]):
+        """Result of enqueue.  For a duplicate, id, status, result and error are those of the first job."""
+
+        id: int
+        outcome: str
+        status: str
+        result: R
+        error: Optional[str] = None
+        """If the first job is dead, its last error; None if you may not see the job."""
+
+    class _Payload(TypedDict, Generic[P]):
+        payload: P
+
+else:  # Python 3.9 and 3.10 have no generic NamedTuple and TypedDict
+
+    class Enqueued(NamedTuple):
+        """Result of enqueue.  For a duplicate, id, status, result and error are those of the first job."""
+
+        id: int
+        outcome: str
+        status: str
+        result: Any
+        error: Optional[str] = None
+        __class_getitem__ = classmethod(GenericAlias)
+
+    class _Payload(TypedDict):
+        payload: Any
 
 
-class _Payload(TypedDict):
-    payload: Any
-
-
-class NewJob(_Payload, total=False):
+class NewJob(_Payload[P], total=False):
     """A job of enqueue_many: payload, and other arguments of enqueue."""
 
     key: Key
@@ -98,7 +118,7 @@ def enqueue(
     depends_on: Optional[Sequence[int]] = None,
     on_parent_failure: str = "cancel",
     codec: Optional[Codec] = None,
-) -> Union[Statement[Enqueued], Plan[Enqueued]]:
+) -> Union[Statement[Enqueued[Any]], Plan[Enqueued[Any]]]:
     """Add a job in the transaction of conn, the first argument.  Await the call if conn is an AsyncConnection.
 
     The job exists once the transaction commits.
@@ -134,30 +154,30 @@ def enqueue(
     }
     if coder is not None:
         return _enqueue_encoded(coder, payload, values)
-    return Statement(_ENQUEUE, values, lambda rows: Enqueued(*rows[0]), then=lambda added: _errors_of_dead([added], lambda all: all[0]))
+    return Statement(_ENQUEUE, values, lambda rows: Enqueued(*rows[0]), then=lambda added: errors_of_dead([added], lambda all: all[0]))
 
 
-def _enqueue_encoded(codec: Codec, payload: Any, values: dict[str, Any]) -> Plan[Enqueued]:
-    def add(document: Jsonb, on_duplicate: str) -> Statement[list[Enqueued]]:
+def _enqueue_encoded(codec: Codec, payload: Any, values: dict[str, Any]) -> Plan[Enqueued[Any]]:
+    def add(document: Jsonb, on_duplicate: str) -> Statement[list[Enqueued[Any]]]:
         sent = {**values, "payload": document, "on_duplicate": on_duplicate}
-        return Statement(_ENQUEUE, sent, lambda rows: _decoded_results(codec, rows), then=lambda added: _errors_of_dead(added, lambda all: all))
+        return Statement(_ENQUEUE, sent, lambda rows: _decoded_results(codec, rows), then=lambda added: errors_of_dead(added, lambda all: all))
 
     own = values["on_duplicate"]
-    added: list[Enqueued] = yield from add_documents(codec, Duplicates(
+    added: list[Enqueued[Any]] = yield from add_documents(codec, Duplicates(
         [plain_bytes("payload", payload)], [values["key"] is not None and own == "keep"],
         lambda documents, ignore: add(documents[0], "ignore" if ignore else own), lambda _, documents: add(documents[0], own),
     ))  # fmt: skip
     return added[0]
 
 
-def _decoded_results(codec: Codec, rows: Sequence[Row]) -> list[Enqueued]:
+def _decoded_results(codec: Codec, rows: Sequence[Row]) -> list[Enqueued[Any]]:
     return [Enqueued(id, outcome, status, decoded(codec, result)) for id, outcome, status, result in rows]
 
 
 @statement
 def enqueue_many(
     queue: str,
-    jobs: Sequence[NewJob],
+    jobs: Sequence[NewJob[Any]],
     *,
     on_duplicate: str = "keep",
     nowait: bool = False,
@@ -165,7 +185,7 @@ def enqueue_many(
     depends_on: Optional[Sequence[int]] = None,
     on_parent_failure: str = "cancel",
     codec: Optional[Codec] = None,
-) -> Union[Statement[list[Enqueued]], Plan[list[Enqueued]]]:
+) -> Union[Statement[list[Enqueued[Any]]], Plan[list[Enqueued[Any]]]]:
     """Add many jobs to a queue in one statement, all or none.  Returns the results in the order of jobs.
 
     jobs: a dict for each job, with its payload, and other arguments of enqueue: key, delay, run_at, priority, group_key, max_attempts,
@@ -189,19 +209,19 @@ def enqueue_many(
     }
     if coder is not None:
         return _enqueue_many_encoded(coder, [job["payload"] for job in jobs], values, list(columns))
-    return Statement(_ENQUEUE_MANY, values, lambda rows: [Enqueued(*row) for row in rows], then=lambda added: _errors_of_dead(added, lambda all: all))
+    return Statement(_ENQUEUE_MANY, values, lambda rows: [Enqueued(*row) for row in rows], then=lambda added: errors_of_dead(added, lambda all: all))
 
 
-def _enqueue_many_encoded(codec: Codec, payloads: Sequence[Any], values: dict[str, Any], columns: Sequence[str]) -> Plan[list[Enqueued]]:
+def _enqueue_many_encoded(codec: Codec, payloads: Sequence[Any], values: dict[str, Any], columns: Sequence[str]) -> Plan[list[Enqueued[Any]]]:
     """columns: the arguments that are arrays with an element for each job."""
     own = values["on_duplicate"]
 
-    def add(numbers: Sequence[int], documents: Sequence[Jsonb], on_duplicate: str) -> Statement[list[Enqueued]]:
+    def add(numbers: Sequence[int], documents: Sequence[Jsonb], on_duplicate: str) -> Statement[list[Enqueued[Any]]]:
         sent = {**values, **{name: [values[name][n] for n in numbers] for name in (*columns, "headers")}}
         sent.update(payloads=list(documents), on_duplicate=on_duplicate)
-        return Statement(_ENQUEUE_MANY, sent, lambda rows: _decoded_results(codec, rows), then=lambda added: _errors_of_dead(added, lambda all: all))
+        return Statement(_ENQUEUE_MANY, sent, lambda rows: _decoded_results(codec, rows), then=lambda added: errors_of_dead(added, lambda all: all))
 
-    added: list[Enqueued] = yield from add_documents(codec, Duplicates(
+    added: list[Enqueued[Any]] = yield from add_documents(codec, Duplicates(
         [plain_bytes(f"payload of job {n}", payload) for n, payload in enumerate(payloads)],
         [key is not None and own == "keep" for key in values["keys"]],
         lambda documents, ignore: add(range(len(documents)), documents, "ignore" if ignore else own),
@@ -210,7 +230,7 @@ def _enqueue_many_encoded(codec: Codec, payloads: Sequence[Any], values: dict[st
     return added
 
 
-def _errors_of_dead(added: list[Enqueued], answer: Callable[[list[Enqueued]], T]) -> Optional[Statement[T]]:
+def errors_of_dead(added: list[Enqueued[Any]], answer: Callable[[list[Enqueued[Any]]], T]) -> Optional[Statement[T]]:
     """The statement that adds the errors of dead jobs to the results; None if there are none."""
 
     def with_errors(rows: list[Row]) -> T:

@@ -6,15 +6,15 @@ from typing import Any, Awaitable, Callable, Mapping, Optional, Sequence, Union
 
 from psycopg import AsyncConnection, Connection
 
-from ._arguments import bool_argument, delay_argument, int_argument, seconds_argument
+from ._arguments import bool_argument, classes_argument, count_argument, delay_argument, positive_seconds
 from ._codec import Codec, checked_codec
 from ._handlers import Kind
 from ._job import AsyncJob, Job
 from ._options import QueueOptions
 from .errors import Delay
 
-InsideFunction = Union[Callable[[Job, Connection[Any]], Any], Callable[[AsyncJob, AsyncConnection[Any]], Awaitable[Any]]]
-OutsideFunction = Union[Callable[[Job], Any], Callable[[AsyncJob], Awaitable[Any]]]
+InsideFunction = Union[Callable[[Job[Any], Connection[Any]], Any], Callable[[AsyncJob[Any], AsyncConnection[Any]], Awaitable[Any]]]
+OutsideFunction = Union[Callable[[Job[Any]], Any], Callable[[AsyncJob[Any]], Awaitable[Any]]]
 
 
 def queue_options(
@@ -28,28 +28,33 @@ def queue_options(
     codec: Optional[Codec] = None,
 ) -> QueueOptions:
     """The options of a queue.  Raises TypeError for an argument of the wrong type, and ValueError for a number out of range."""
-    if int_argument("concurrency", concurrency) < 1 or int_argument("batch", batch) < 1:
-        raise ValueError("concurrency and batch must be at least 1")
-    if seconds_argument("timeout", timeout) <= 0:
-        raise ValueError("timeout must be greater than 0 seconds")
+    count_argument("concurrency", concurrency)
+    count_argument("batch", batch)
+    positive_seconds("timeout", timeout)
     delay_argument("lease", lease)
     delay_argument("unknown_kind", unknown_kind)
     if attach is not None:
         bool_argument("attach", attach)
-    classes = tuple(never_retry)
-    for each in classes:
-        if not (isinstance(each, type) and issubclass(each, BaseException)):
-            raise TypeError(f"never_retry must contain exception classes, not {each!r}")
+    classes = classes_argument("never_retry", never_retry)
     return QueueOptions(concurrency, batch, lease, timeout, attach, unknown_kind, classes, checked_codec(codec))
 
 
-class Inside:
+class TypedHandler:
+    """What Inside and Outside have in common, if a Queue has made them."""
+
+    bound: Any = None
+    """The Queue that has made this one."""
+    types: Any = None
+    """The types of the payloads and results (QueueTypes), or a dict of them by kind; None if they are not checked."""
+
+
+class Inside(TypedHandler):
     """Runs a queue's jobs in transactions, as Worker.run does: the handler gets the job and a connection, whose transaction also
     completes the job."""
 
     def __init__(
         self,
-        handler: Union[InsideFunction, Mapping[Optional[str], Union[InsideFunction, Kind]]],
+        handler: Union[InsideFunction, Mapping[Optional[str], Union[InsideFunction, Kind[Any]]]],
         *,
         concurrency: int = 1,
         batch: int = 1,
@@ -66,12 +71,12 @@ class Inside:
         self.options = queue_options(concurrency, batch, lease, timeout, attach, unknown_kind, never_retry, codec)
 
 
-class Outside:
+class Outside(TypedHandler):
     """Runs a queue's jobs without a transaction, as Worker.run_outside does: the handler gets the job, which is completed afterwards."""
 
     def __init__(
         self,
-        handler: Union[OutsideFunction, Mapping[Optional[str], Union[OutsideFunction, Kind]]],
+        handler: Union[OutsideFunction, Mapping[Optional[str], Union[OutsideFunction, Kind[Any]]]],
         *,
         concurrency: int = 1,
         lease: Optional[Delay] = None,
@@ -86,7 +91,7 @@ class Outside:
         self.options = queue_options(concurrency, 1, lease, timeout, attach, unknown_kind, never_retry, codec)
 
 
-QueueHandler = Union[Inside, Outside, InsideFunction, Mapping[Optional[str], Union[InsideFunction, Kind]]]
+QueueHandler = Union[Inside, Outside, InsideFunction, Mapping[Optional[str], Union[InsideFunction, Kind[Any]]]]
 """What a worker does with a queue.  A function or a dict means Inside."""
 
 

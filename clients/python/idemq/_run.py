@@ -31,6 +31,7 @@ from ._job import BaseJob
 from ._links import AnswerLost, Link
 from ._options import Options
 from ._shared import LOCK_PAUSE, Shared
+from ._typed_jobs import JobTypes
 from ._worker_report import WorkerReport
 
 log = logging.getLogger("idemq")
@@ -68,8 +69,10 @@ class Setup(NamedTuple):
     options: Options
     make_executor: Callable[[Options, bool], Executor]
     handler: Callable[..., Any]
-    kinds: Optional[Mapping[Optional[str], Kind]]
+    kinds: Optional[Mapping[Optional[str], Kind[Any]]]
     """Kinds with a time limit or a backoff; None if one handler runs the jobs of all kinds."""
+    types: Optional[JobTypes] = None
+    """Types of payloads and results; None if they are not checked."""
 
 
 class QueueRun(AttemptRunner):
@@ -79,6 +82,7 @@ class QueueRun(AttemptRunner):
         options = setup.options
         executors = [setup.make_executor(options, not once) for _ in range(options.concurrency)]
         super().__init__(shared, options, executors, setup.handler, setup.kinds, once, slots)
+        self.types = setup.types
         self._refused = refused
         self._idle: list[tuple[Executor, "asyncio.Future[list[BaseJob]]"]] = []
         self.busy = 0
@@ -336,7 +340,7 @@ class Run:
         while limit is not None:
             lost_for = control.lost_for
             if lost_for >= limit:
-                log.error("%s: no connection for %g s, so the worker gives up", self.options.where, limit)
+                log.error("%s: the worker gives up, because it has had no connection for %g s", self.options.where, limit)
                 raise control.last_error or psycopg.OperationalError("the server is not responding")
             await asyncio.sleep(limit - lost_for)
         await asyncio.get_running_loop().create_future()
@@ -356,6 +360,8 @@ class Run:
     async def _close(self, tasks: list["asyncio.Future[Any]"]) -> None:
         """Ends all remaining tasks and connections, even if the server does not answer."""
         shared = self.shared
+        for link in shared.links:
+            link.ended = True
         if shared.leased:
             log.error("%s: %d jobs wait until their leases expire, because the ends of their attempts could not be reported in time", self.options.where, len(shared.leased))
         others = (*self._committing(), *shared.hook_tasks, *(queue.opening for queue in self._each()), shared.silence.task, self._sleeping, self._listening)
@@ -383,7 +389,7 @@ class Run:
         self.shared.ending.set()
         self.shared.changed.set()
         if self._busy:
-            log.info("stopping: %d handlers have %g s to finish", len(self.shared.executions), self.options.grace)
+            log.info("stopping: %d jobs have %g s to finish", len(self.shared.executions), self.options.grace)
         self.shared.end_within(self.options.grace + _attempt_runner.END_MARGIN - _attempt_runner.LAST_MARGIN)
         self.shared.loop.call_later(self.options.grace, self._end_grace)
 

@@ -72,18 +72,28 @@ def statement(build: Callable[P, Union[Statement[T], Plan[T]]]) -> Call[P, T]:
 
     @functools.wraps(build)
     def call(conn: AnyConnection, *args: Any, **kwargs: Any) -> Any:
-        require_connection(conn, Connection, AsyncConnection)
-        first = build(*args, **kwargs)
-        if not isinstance(first, Statement):
-            return _run_async(conn, first) if isinstance(conn, AsyncConnection) else _run_plan(conn, first)
-        if isinstance(conn, AsyncConnection):
-            return _ask_async(conn, first)
-        return _ask(conn, first)
+        return ask(conn, lambda: build(*args, **kwargs))
 
     signature = inspect.signature(build)
     conn = inspect.Parameter("conn", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="AnyConnection")
     setattr(call, "__signature__", signature.replace(parameters=[conn, *signature.parameters.values()]))
     return call
+
+
+def unsent(function: Any) -> Any:
+    """The function that returns the statement which this one sends."""
+    return function.__wrapped__
+
+
+def ask(conn: AnyConnection, build: Callable[[], Union[Statement[Any], Plan[Any]]]) -> Any:
+    """Sends a statement over the caller's connection, and returns its answer; a coroutine if this is an AsyncConnection."""
+    require_connection(conn, Connection, AsyncConnection)
+    first = build()
+    if not isinstance(first, Statement):
+        return _run_async(conn, first) if isinstance(conn, AsyncConnection) else _run_plan(conn, first)
+    if isinstance(conn, AsyncConnection):
+        return _ask_async(conn, first)
+    return _ask(conn, first)
 
 
 def _ask(conn: Connection[Any], this: Statement[T]) -> T:

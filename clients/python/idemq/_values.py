@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 from psycopg import AsyncConnection, Connection
 from psycopg.types.json import Jsonb, JsonbLoader
@@ -17,7 +17,8 @@ MAX_DOCUMENT = 64 << 20
 """Bytes: the maximum of idemq.max_document."""
 
 _HOW_TO_GET_ONE = {
-    "psycopg2": "psycopg 2 is not supported: connect with psycopg 3, or call the SQL functions",
+    "psycopg2": "psycopg 2 is not supported: connect with psycopg 3, or execute what enqueue_statement(…, style='%s') returns",
+    "asyncpg": "connect with psycopg 3, or await conn.fetchrow(sql, *params) with what enqueue_statement(…) returns",
     "sqlalchemy": "create_engine('postgresql+psycopg://…'), then connection.connection.driver_connection,"
     " or session.connection().connection.driver_connection",
     "django": "connection.ensure_connection(), then connection.connection, with Django 4.2 or later and psycopg 3",
@@ -37,6 +38,13 @@ def require_connection(conn: Any, *classes: type[Any]) -> None:
         )
 
 
+class EncodedLater(NamedTuple):
+    """A result that is converted when it is encoded.  Then an error is treated as one of the JSON encoder."""
+
+    value: Any
+    encode: Callable[[Any], Any]
+
+
 def _bounded_json(value: Any) -> str:
     """Encodes JSON, and refuses a text that no server would accept.  The limit is 64 MB, and characters outside
     ASCII take at least a third of the space there that they take here."""
@@ -48,6 +56,8 @@ def _bounded_json(value: Any) -> str:
 
 def json_text(value: Any) -> Optional[str]:
     """A value as JSON text, or None for None."""
+    if isinstance(value, EncodedLater):
+        value = value.encode(value.value)
     return None if value is None else _bounded_json(value)
 
 

@@ -99,6 +99,18 @@ class Waiting(BaseException):
         self.timeout = timeout
 
 
+class TypeMismatch(TypeError):
+    """A payload or a result does not fit the type of its Queue.  The text begins with the path of the field."""
+
+    def __init__(self, problem: str, path: str = "") -> None:
+        super().__init__(problem, path)
+        self.problem = problem
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}" if self.path else self.problem
+
+
 class Refused(Exception):
     """Raised by the call of a step: the other system has definitely not performed it."""
 

@@ -329,7 +329,7 @@ class Relay:
     def _select(self, connections: list[Connection[Any]], seconds: float) -> list[Any]:
         return select.select([self._woken, *connections], [], [], seconds)[0]
 
-    def _answer(self, job: Job, conn: Connection[Any]) -> None:
+    def _answer(self, job: Job[Any], conn: Connection[Any]) -> None:
         """Writes the result of a job into its row."""
         row = conn.execute(_RESULT, [job.id]).fetchone()
         app: Optional[Connection[Any]] = getattr(self._own, "app", None)

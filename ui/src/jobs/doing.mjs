@@ -30,7 +30,7 @@ export const doings = {
     run: outcomes('SELECT r.outcome FROM idemq.retry_many($1) r'),
   },
   cancel: {
-    title: 'Cancel', needs: 'enqueue', tabs: ['waiting', 'running', 'retrying', 'blocked', 'scheduled', 'all'], success: 'cancelled', done: 'cancelled',
+    title: 'Cancel', undo: false, needs: 'enqueue', tabs: ['waiting', 'running', 'retrying', 'blocked', 'scheduled', 'all'], success: 'cancelled', done: 'cancelled',
     does: 'they will not run. For running jobs, the workers’ commits are refused, but effects outside the database remain.',
     run: outcomes('SELECT c.outcome FROM idemq.cancel_many($1) c'),
   },
@@ -43,7 +43,7 @@ export const doings = {
     },
   },
   delete: {
-    title: 'Delete', needs: 'admin', tabs: ['waiting', 'retrying', 'blocked', 'scheduled', 'completed', 'dead', 'cancelled', 'all'], success: 'deleted', done: 'deleted',
+    title: 'Delete', undo: false, needs: 'admin', tabs: ['waiting', 'retrying', 'blocked', 'scheduled', 'completed', 'dead', 'cancelled', 'all'], success: 'deleted', done: 'deleted',
     does: 'they are deleted with their attempts and steps, and their keys become free. Running jobs and jobs that another job waits for are kept. You cannot undo this.',
     async run(query, { queue, ids }) {
       const [{ jobs }] = await query('SELECT idemq.purge($1, ids => $2) AS jobs', [queue.name, ids]);

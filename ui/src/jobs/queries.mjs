@@ -36,6 +36,7 @@ export const begun = (name) => `
     CASE WHEN pg_column_size(j.${name}) < ${LARGEST} THEN char_length(j.${name}::text) <= ${SHOWN} END AS ${name}_whole,
     CASE WHEN pg_column_size(j.${name}) < ${LARGEST} THEN ${keyOf(`j.${name}`)} END AS ${name}_encrypted
   FROM idemq.jobs j WHERE j.id = $1`;
+export const stored = (name) => `SELECT pg_column_size(j.${name}) AS bytes FROM idemq.jobs j WHERE j.id = $1`;
 export const download = (name) => `
   SELECT j.${name}::text AS document FROM idemq.jobs j WHERE j.id = $1 AND pg_column_size(j.${name}) < ${LARGEST}`;
 

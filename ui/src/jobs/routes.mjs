@@ -1,8 +1,8 @@
 // The pages of a queue and of a job, and what is done to several jobs.
 import { readFileSync } from 'node:fs';
 
-import { holds, queue as queueByName } from '../queries.mjs';
-import { doingPage, doingPart, enqueuePage, listOf, said, surePage } from '../pages/chosen.mjs';
+import { errorsOfQueue, healedOfQueue, holds, queue as queueByName, servedBy, workersOfQueue } from '../queries.mjs';
+import { doingPage, enqueuePage, listOf, said, surePage } from '../pages/chosen.mjs';
 import { jobPage } from '../pages/job.mjs';
 import { queuePage } from '../pages/queue.mjs';
 import { Doings, filterOf, insist, preview, rights, runNow, wanted } from './doing.mjs';
@@ -18,8 +18,14 @@ const idOf = (given) => {
 /** The filters of an address as they were given, to be given again. */
 const givenOf = (given) => Object.fromEntries(filters.map((name) => [name, text(given[name])?.trim()]).filter(([, value]) => value));
 
+/** The tab that a queue opens on: the first that needs attention, otherwise the first that has jobs. */
+function firstTab(numbers) {
+  const has = (name) => (numbers?.counts[name] ?? 0) > 0;
+  return ['dead', 'retrying', 'running', 'waiting', 'blocked', 'scheduled', 'completed', 'cancelled'].find(has) ?? 'waiting';
+}
+
 /** Adds them to the page's server; with: what all pages have. */
-export function jobRoutes(app, { database, writes, security, contextOf, send }) {
+export function jobRoutes(app, { database, writes, security, contextOf, send, forget, chartsOf }) {
   const query = (...statement) => database.query(...statement);
   const doings = new Doings(database);
   const script = readFileSync(new URL('../../static/jobs.js', import.meta.url));
@@ -37,18 +43,45 @@ export function jobRoutes(app, { database, writes, security, contextOf, send }) 
   };
   const back = (reply, address, notice, bad) => reply.redirect(`${address}${address.includes('?') ? '&' : '?'}${new URLSearchParams({ notice, sign: security.sign(notice), ...(bad ? { bad: '1' } : {}) })}`, 303);
 
+  // The causes of a queue's failures, read at most every 10 s.
+  const causes = new Map();
+  const errorsOf = async (queue) => {
+    for (const [other, { at }] of causes) if (Date.now() - at > 10_000) causes.delete(other);
+    if (!causes.has(queue.queue_id)) {
+      const read = async (...statement) => query(...statement).catch((error) => { if (error.code !== '57014') throw error; return []; });
+      const found = new Map();
+      for (const row of [...await read(errorsOfQueue, [queue.name]), ...await read(healedOfQueue, [queue.queue_id])])
+        found.set(row.fingerprint, { ...row, ...found.get(row.fingerprint), healed: Number(row.healed ?? 0) });
+      causes.set(queue.queue_id, { at: Date.now(), errors: [...found.values()] });
+    }
+    return causes.get(queue.queue_id).errors;
+  };
+
   app.get('/queue/:name', async (request, reply) => {
     const queue = await queueOf(request.params.name);
-    const context = await withRights(await contextOf(request, null), queue.queue_id);
-    const tab = Object.hasOwn(tabs, request.query.tab ?? '') ? request.query.tab : 'waiting';
+    // A search is not repeated: it may take a second.
+    const searches = Object.keys(givenOf(request.query)).length > 0;
+    const context = { ...await withRights(await contextOf(request, null), queue.queue_id), every: searches ? 0 : 2 };
     const numbers = await counts(query, queue.queue_id);
+    const tab = Object.hasOwn(tabs, request.query.tab ?? '') ? request.query.tab : firstTab(numbers);
     const cursor = cursorOf(text(request.query.after));
     const known = numbers && !numbers.atLeast.includes(tab) ? numbers.counts[tab] : null;
-    const result = await walk(query, { queue: queue.queue_id, tab, filter: filterOf(request.query), cursor, known });
+    let result = { ids: [], looked: 0, next: null, seconds: 0 };
+    let trouble = null;
+    try {
+      result = await walk(query, { queue: queue.queue_id, tab, filter: filterOf(request.query), cursor, known });
+    } catch (error) {
+      // A filter that PostgreSQL cannot read is shown again, with the reason.
+      if (!searches || !(/^22/.test(error.code ?? '') || error.statusCode === 400)) throw error;
+      trouble = error.code ? `${error.message} (${error.code}). ${error.hint ?? ''}` : error.message;
+    }
     const rows = await rowsOf(query, result.ids);
     const of = tabs[tab].walks ? numbers?.counts.all ?? 0 : await everything(query);
+    const charts = await chartsOf(request, queue.name);
+    const [errors, workers, serves] = [await errorsOf(queue), await query(workersOfQueue, [queue.name]), await query(servedBy, [queue.queue_id])];
+    if (trouble !== null) reply.code(400);
     return send(reply, `Queue ${queue.name}${queue.paused ? ' (paused)' : ''}`,
-      queuePage({ queue, numbers, tab, result, rows, given: givenOf(request.query), of, first: cursor === null, doing: doings.of(queue.queue_id), held: await query(holds, [queue.name]) }, context), context);
+      queuePage({ queue, numbers, tab, result, rows, given: givenOf(request.query), of, first: cursor === null, doing: doings.of(queue.queue_id), held: await query(holds, [queue.name]), trouble, charts, errors, workers, serves }, context), context);
   });
 
   app.get('/queue/:name/sure', async (request, reply) => {
@@ -66,6 +99,7 @@ export function jobRoutes(app, { database, writes, security, contextOf, send }) 
     const queue = await queueOf(request.params.name);
     const want = wanted(request.body);
     await insist(query, want.doing.needs, queue);
+    forget();
     if (!want.all) {
       const came = await runNow(database, queue, want, request.actor);
       return back(reply, listOf(queue, want, givenOf(request.body)), said(want.doing, came), !came[want.doing.success]);
@@ -85,9 +119,8 @@ export function jobRoutes(app, { database, writes, security, contextOf, send }) 
   };
   app.get('/doing/:id', async (request, reply) => {
     const doing = doingOf(request.params.id);
-    return send(reply, `${doing.want.doing.title}: queue ${doing.queue.name}`, doingPage(doing, security.token(request.session)), await contextOf(request, null));
+    return send(reply, `${doing.want.doing.title}: queue ${doing.queue.name}`, doingPage(doing, security.token(request.session)), { ...await contextOf(request, null), every: doing.ended === null ? 1 : 0 });
   });
-  app.get('/doing/:id/live', async (request, reply) => reply.type('text/html; charset=utf-8').send(String(doingPart(doingOf(request.params.id)))));
   app.post('/doing/:id/stop', async (request, reply) => {
     const doing = doingOf(request.params.id);
     doing.stopped = true;
@@ -137,11 +170,13 @@ export function jobRoutes(app, { database, writes, security, contextOf, send }) 
     const id = idOf(request.params.id);
     const job = await database.one(queries.job, [id]);
     if (!job) throw wrong(404, `No job with the number ${id} is visible to you. The job never existed, it was deleted after its retention period, or you have no privilege on its queue.`);
-    const context = await withRights(await contextOf(request, null), job.queue_id);
-    let shown = await database.one(queries.shown, [id]);
+    const context = { ...await withRights(await contextOf(request, null), job.queue_id), every: job.finished_at ? 10 : 2 };
+    // A document that takes too long to be read is not shown; the rest of the page is.
+    const inTime = async (statement) => database.one(statement, [id]).catch((error) => { if (error.code !== '57014') throw error; return null; });
+    let shown = await inTime(queries.shown);
     if (!shown) {
       shown = {};
-      for (const name of queries.documents) Object.assign(shown, await database.one(queries.begun(name), [id]));
+      for (const name of queries.documents) Object.assign(shown, await inTime(queries.begun(name)) ?? { [name]: null, [`${name}_bytes`]: (await database.one(queries.stored(name), [id])).bytes });
     }
     return send(reply, `Job ${id}`, jobPage({
       job,

@@ -81,13 +81,13 @@ export const tabs = {
   retrying: { word: 'next retries first, then jobs that are due', is: () => "j.status = 'retrying'", walks: [later, dueBackwards] },
   blocked: { word: 'jobs that wait for parents first, then by group', is: () => "j.status = 'blocked'", walks: [children, groups] },
   scheduled: { word: 'next jobs first', is: (p, c) => `j.status = 'pending' AND j.ready_at > ${p(c.now, 'timestamptz')}`, walks: [later] },
-  completed: { word: 'newest first', is: () => "j.status = 'completed'" },
+  completed: { word: 'newest jobs first', is: () => "j.status = 'completed'" },
   dead: { word: 'most recent deaths first', is: () => "j.status = 'dead'", walks: [dead] },
-  cancelled: { word: 'newest first', is: () => "j.status = 'cancelled'" },
+  cancelled: { word: 'newest jobs first', is: () => "j.status = 'cancelled'" },
   all: { word: 'newest first', is: () => 'true' },
 };
 const unfinished = ['waiting', 'retrying', 'blocked', 'scheduled'];
-export const filters = ['kind', 'key', 'group', 'error', 'since', 'until', 'payload'];
+export const filters = ['kind', 'key', 'group', 'error', 'cause', 'since', 'until', 'payload'];
 
 /** What may be asked of a job, by name. */
 const conditions = {
@@ -95,6 +95,7 @@ const conditions = {
   key: (p, value) => `starts_with(j.key, ${p(value, 'text')})`,
   group: (p, value) => `j.group_key = ${p(value, 'text')}`,
   error: (p, value) => `strpos(lower(j.last_error), lower(${p(value, 'text')})) > 0`,
+  cause: (p, value) => `CASE WHEN j.last_error IS NOT NULL THEN (SELECT e.fingerprint FROM idemq.job_errors e WHERE e.job_id = j.id) = ${p(value, 'text')} END`,
   since: (p, value) => `j.enqueued_at >= ${p(value, 'timestamptz')}`,
   until: (p, value) => `j.enqueued_at <= ${p(value, 'timestamptz')}`,
   // Of actions on what a list has: none that came later, none that has the priority already.
@@ -284,8 +285,10 @@ export async function rowsOf(query, ids) {
   return query(`
   SELECT j.id, j.status, j.priority, j.attempt, j.max_attempts, j.kind, j.key, j.group_key, j.worker, j.enqueued_at, j.ready_at, j.claimed_at,
     j.finished_at, j.dead_at, left(j.last_error, 2000) AS last_error, pg_column_size(j.payload) AS payload_bytes,
-    CASE WHEN pg_column_size(j.payload) <= ${LISTED} THEN left(j.payload::text, 81) END AS payload,
+    CASE WHEN pg_column_size(j.payload) <= ${LISTED} THEN left(j.payload::text, 81) END AS payload, coalesce(j.ready_at > idemq.clock_timestamp(), false) AS later,
     CASE WHEN pg_column_size(j.payload) <= ${LISTED} THEN ${keyOf('j.payload')} END AS encrypted,
+    CASE WHEN starts_with(j.key, '@dead:') AND pg_column_size(j.payload) <= ${LISTED} THEN j.payload ->> 'id' END AS original,
+    CASE WHEN starts_with(j.key, '@dead:') AND pg_column_size(j.payload) <= ${LISTED} THEN left(j.payload ->> 'last_error', 2000) END AS original_error,
     CASE WHEN pg_column_size(j.checkpoint) <= ${LISTED} THEN idemq.progress(j.checkpoint) END AS progress
   FROM unnest($1::bigint[]) WITH ORDINALITY i (id, n) CROSS JOIN LATERAL (SELECT * FROM idemq.jobs j WHERE j.id = i.id OFFSET 0) j
   ORDER BY i.n`, [ids]);

@@ -2,6 +2,7 @@
 import { href, html } from '../html.mjs';
 import { count, duration } from '../format.mjs';
 import { doings } from '../jobs/doing.mjs';
+import { part } from '../live.mjs';
 import { key, number, progress, status, table } from './layout.mjs';
 import { addressOf } from './queue.mjs';
 
@@ -21,7 +22,7 @@ export function said(doing, came) {
 /** The address of the list that a doing began at. */
 export const listOf = (queue, want, given) => href(addressOf(queue), { tab: want.tab, ...given });
 
-const inWords = { kind: 'of kind', key: 'with a key that begins with', group: 'of group', error: 'whose error contains', since: 'enqueued from', until: 'enqueued until', payload: 'whose payload contains' };
+const inWords = { kind: 'of kind', key: 'with a key that begins with', group: 'of group', error: 'whose error contains', cause: 'whose error has the fingerprint', since: 'enqueued from', until: 'enqueued until', payload: 'whose payload contains' };
 
 export function surePage({ queue, want, seen, given, token }) {
   const unmet = seen.looked === 0 && (seen.atLeast || seen.jobs > 0);
@@ -35,11 +36,11 @@ ${details}${!unmet && seen.looked < seen.jobs && html`<p class="quiet">The table
 <form method="post" action="${addressOf(queue)}/do" class="actions"><input type="hidden" name="csrf" value="${token}"><input type="hidden" name="doing" value="${want.name}"><input type="hidden" name="tab" value="${want.tab}">
 ${Object.entries(given).map(([name, value]) => html`<input type="hidden" name="${name}" value="${value}">`)}${want.value !== null && html`<input type="hidden" name="value" value="${want.value}">`}
 ${want.all ? html`<input type="hidden" name="all" value="1"><input type="hidden" name="upto" value="${seen.upto}">` : html`<input type="hidden" name="ids" value="${want.ids.join(',')}">`}
-<button class="do">${doing.title}: ${jobs}</button> <a class="button" href="${listOf(queue, want, given)}">Go back</a></form>`;
+<button class="do${doing.undo === false ? ' final' : ''}">${doing.title.replace(/^(Set) (priority)$/, 'Set priority of')} ${jobs}</button> <a class="button" href="${listOf(queue, want, given)}">Keep as is</a></form>`;
 }
 
 /** The part of the page that is put anew while it goes on. */
-export function doingPart(doing) {
+function doingPart(doing) {
   const { want, outcomes: came, expected, ended, began, jobs, looked, stopped, trouble } = doing;
   const took = ((ended ?? Date.now()) - began) / 1000;
   const share = expected.atLeast || expected.jobs === 0 ? looked / Math.max(expected.total, looked, 1) : jobs / Math.max(expected.jobs, jobs);
@@ -58,7 +59,7 @@ export function doingPage(doing, token) {
   const back = html`<a class="button" href="${addressOf(doing.queue)}">Queue ${doing.queue.name}</a>`;
   if (doing.ended !== null) return html`${doingPart(doing)}<p class="actions">${back}</p>`;
   return html`<noscript><meta http-equiv="refresh" content="2"></noscript>
-<div data-live="/doing/${doing.id}/live" data-every="1">${doingPart(doing)}</div>
+${part('progress', doingPart(doing))}
 <form method="post" action="/doing/${doing.id}/stop" class="actions"><input type="hidden" name="csrf" value="${token}"><button class="do">Stop</button> ${back}</form>
 <p class="quiet">The action continues while this page’s server runs, even if you leave the page. Each batch of 500 jobs is a separate transaction with its own audit entry.</p>`;
 }

@@ -1,13 +1,14 @@
 // One job: where it stands and why, what became of it in one column of time, what it holds.
 import { now } from '../clock.mjs';
 import { html } from '../html.mjs';
-import { bytes, count, distance, duration, time } from '../format.mjs';
+import { bytes, count, duration, time } from '../format.mjs';
+import { part } from '../live.mjs';
 import { GRAPH, LATEST, SHOWN, TRACE, documents } from '../jobs/queries.mjs';
 import { causeOf } from '../jobs/trace.mjs';
 import { graphOf } from '../jobs/graph.mjs';
 import { encrypted, errorOf, tree } from './document.mjs';
 import { graphPicture } from './graph.mjs';
-import { button, jobLink, key, number, progress, queueLink, status, table, when } from './layout.mjs';
+import { button, jobLink, key, number, progress, moment as shownTime, queueLink, status, table, when, whySentence } from './layout.mjs';
 
 const at = (value) => (value ? Date.parse(value.replace(' ', 'T').replace(/\+00$/, 'Z')) : Number.POSITIVE_INFINITY);
 const took = (from, to) => (from && to ? duration((at(to) - at(from)) / 1000) : null);
@@ -105,13 +106,13 @@ export function jobPage({ job, shown, attempts, group, steps, flow }, context) {
   const fact = (name, value) => value !== null && value !== undefined && html`<div><dt>${name}</dt><dd class="whole">${value}</dd></div>`;
   const moments = history({ job, attempts, steps, documents: shown });
   const error = job.last_error !== null && !attempts.some((a) => ['failed', 'expired'].includes(a.outcome) && (a.error ?? a.trace));
-  return html`<p class="why"><span class="${job.status}">${job.why}</span></p>
+  return html`${part('why', html`<div class="${job.status}">${whySentence(job.why)}</div>`)}
 <div class="actions">${actionsOf(job, context)}</div>
 <dl class="facts">${fact('queue', job.queue ? queueLink(job.queue) : job.queue_id)}${fact('status', status(job.status))}${fact('kind', job.kind)}${fact('key', job.key)}${fact('group', job.group_key)}
 ${fact('attempt', html`${job.attempt} of ${job.max_attempts}`)}${fact('priority', job.priority)}${fact('progress', progress(job.progress))}${job.token !== '0' && fact('token', job.token)}</dl>
 <div class="job"><div>
 <section><h2 class="unseen">History</h2>${attempts.length >= LATEST && html`<p class="quiet">Only the latest ${LATEST} attempts are shown.</p>`}
-<ol class="times">${moments.map((m) => html`<li class="${m.mark}"><div class="what">${m.what}</div><div class="then"><time datetime="${time(m.value).replace(' UTC', 'Z')}">${time(m.value)}</time>, ${distance(m.value)}</div>${m.more}</li>`)}</ol></section>
+<ol class="times">${moments.map((m) => html`<li class="${m.mark}"><div class="what">${m.what}</div><div class="then">${shownTime(m.value)}, ${when(m.value)}</div>${m.more}</li>`)}</ol></section>
 ${error && html`<section class="card"><h2>last error</h2>${errorOf('last', job.last_error, job.last_error.length >= TRACE)}</section>`}
 ${flowOf(job, flow)}
 ${group && html`<section><h2>group, in order</h2>${table('Group', [number('Job'), 'Status', 'Enqueued'],

@@ -1,13 +1,24 @@
 // The frame of every page.
 import { html, href } from '../html.mjs';
+import { now } from '../clock.mjs';
 import { distance, duration, percent, time } from '../format.mjs';
+import { have, part } from '../live.mjs';
 
 const links = [['/', 'Overview'], ['/errors', 'Errors'], ['/running', 'Running'], ['/workers', 'Workers'], ['/schedules', 'Schedules'],
   ['/audit', 'Audit'], ['/check', 'Check'], ['/keys', 'Keys']];
 
-/** A page: title, its markup, and {path, server, writes, notice}. */
+/** What a page shows between its header and its footer: what a live page is refreshed with. */
+export function content(title, body, { server, notice, bad }) {
+  return html`${server?.tests && html`<p class="notice warn test-clock">This is a test server. Its clock is <b>${duration(server.ahead ?? 0)}</b> ahead.</p>`}
+<h1>${title}</h1>
+${notice && html`<p class="notice ${bad ? 'bad' : ''}" role="status">${notice}</p>`}
+${body}`;
+}
+
+/** A page: title, its markup, and {path, server, writes, notice, every}; every: seconds between refreshes, if it is live. */
 export function layout(title, body, context) {
-  const { path, server, actor, writes, notice, bad } = context;
+  const { path, server, actor, writes, every = 0 } = context;
+  const inside = content(title, body, context);
   return html`<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -17,24 +28,32 @@ export function layout(title, body, context) {
 <title>${title} – idemq</title>
 <link rel="icon" href="/static/icon.svg">
 <link rel="stylesheet" href="/static/style.css">
-${['charts', 'refresh', 'keys'].map((name) => html`<script src="/static/${name}.js" defer></script>
+${['charts', 'dialog', 'refresh', 'keys'].map((name) => html`<script src="/static/${name}.js" defer></script>
 `)}</head>
 <body>
 <a class="skip" href="#main">Skip to content</a>
 <header>
-<span class="brand">idemq</span>
-<nav aria-label="Pages"><ul>${links.map(([address, name]) => html`<li><a href="${address}"${address === path ? html` aria-current="page"` : ''}>${name}</a></li>`)}</ul></nav>
-<form method="get" action="/find" role="search"><input name="text" required aria-label="Job number or key" placeholder="Job number or key"> <button>Find</button></form>
+<span class="brand">idemq</span>${server && !writes && html` <span class="readonly">read-only</span>`}
+<nav aria-label="Pages"><ul class="scroll">${links.map(([address, name]) => html`<li><a href="${address}"${address === path ? html` aria-current="page"` : ''}>${name}</a></li>`)}</ul></nav>
+<form method="get" action="/find" role="search"><input name="text" required aria-label="Job, key, queue or kind" placeholder="Job, key, queue or kind"> <button>Find</button></form>
 </header>
-<main id="main" tabindex="-1">
-${server?.tests && html`<p class="notice warn test-clock">This is a test server. Its clock is <b>${duration(server.ahead ?? 0)}</b> ahead.</p>`}
-<h1>${title}</h1>
-${notice && html`<p class="notice ${bad ? 'bad' : ''}" role="status">${notice}</p>`}
-${body}
-</main>
-${server && html`<footer>${server.role}@${server.database}${server.standby ? ' (standby)' : ''}, PostgreSQL ${server.postgresql}, idemq ${server.idemq}${writes ? '' : ', read-only'}${actor && html`; signed in as ${actor}`}</footer>`}
+<p class="live" hidden><span data-age role="status"></span> <button type="button" data-pause>Pause live</button></p>
+<main id="main" tabindex="-1" data-every="${every}" data-now="${now()}" data-have="${have(String(inside))}">${inside}</main>
+${server && html`<footer>${server.role}@${server.database}${server.standby ? ' (standby)' : ''}, PostgreSQL ${server.postgresql}, idemq ${server.idemq}${writes ? '' : ', read-only'}${actor && html`; signed in as ${actor}`}. <span data-zone>Times are in UTC.</span></footer>`}
 </body>
 </html>`;
+}
+
+const HINT = /[:;] ((?:see|call|start a worker that calls) [^;]*)/g;
+/** A sentence of idemq.why without what it says about SQL, and without fractions of seconds. */
+export const plainWhy = (text) => text.replace(HINT, '').replace(/(\d\d:\d\d:\d\d)(?:\.\d+)?\+00/g, '$1 UTC');
+/** A sentence of idemq.why, with times and links; what it says about SQL is behind a summary. */
+export function whySentence(text) {
+  const hints = [];
+  const plain = text.replace(HINT, (_, hint) => { hints.push(hint); return ''; });
+  const pieces = plain.split(/(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?\+00|\bjob \d{6,18}\b)/);
+  return html`<p class="why">${pieces.map((piece) => (/^\d{4}-.*\+00$/.test(piece) ? moment(piece) : /^job \d/.test(piece) ? html`<a href="/job/${piece.slice(4)}">${piece}</a>` : piece))}.</p>
+${hints.length > 0 && html`<details class="hint"><summary>In SQL</summary><p>${hints.map((hint) => html`<span>${hint}</span><br>`)}</p></details>`}`;
 }
 
 /** A button that leads to the question before an action; nothing on a read-only page. */
@@ -44,17 +63,25 @@ export function button(context, name, title, input, label = title) {
     .map(([key, value]) => html`<input type="hidden" name="${key}" value="${value}">`)}<button aria-label="${label}">${title}</button></form>`;
 }
 
-/** A table with its head; rows of cells; what to say when there are none.  On a narrow screen a row is a card. */
-export function table(label, heads, rows, none) {
+/** A table with its head; rows of cells; what to say when there are none; names: of the rows, which are refreshed one by one.
+ * On a narrow screen a row is a card. */
+export function table(label, heads, rows, none, names = null) {
   if (rows.length === 0) return html`<p class="none">${none}</p>`;
   return html`<div class="scroll" role="region" aria-label="${label}" tabindex="0"><table class="rows" role="table"><thead role="rowgroup"><tr role="row">${heads.map((head) => html`<th scope="col" role="columnheader"${head.number ? html` class="n"` : ''}>${head.name ?? head}</th>`)}</tr></thead>
-<tbody role="rowgroup">${rows.map((cells) => html`<tr role="row">${cells.map((cell, i) => html`<td role="cell" data-label="${heads[i].text ?? heads[i].name ?? heads[i]}"${heads[i].number ? html` class="n"` : ''}>${cell}</td>`)}</tr>`)}</tbody></table></div>`;
+<tbody role="rowgroup">${rows.map((cells, n) => {
+    const row = cells.map((cell, i) => html`<td role="cell" data-label="${heads[i].text ?? heads[i].name ?? heads[i]}"${heads[i].number ? html` class="n"` : ''}>${cell}</td>`);
+    return names === null ? html`<tr role="row">${row}</tr>` : part(names[n], row, { tag: 'tr', attributes: html`role="row"` });
+  })}</tbody></table></div>`;
 }
 
 export const number = (name) => ({ name, number: true });
 
+/** A time as an element's datetime; empty if JavaScript has no such time. */
+const iso = (value) => (/^[-\d: ]{19} UTC$/.test(time(value)) ? time(value).replace(' UTC', 'Z') : '');
+/** A time, which a script shows in the browser's time zone. */
+export const moment = (value) => html`<time class="at" datetime="${iso(value)}">${time(value)}</time>`;
 /** How far a time is, and the whole of it under the pointer. */
-export const when = (value) => (value ? html`<time datetime="${time(value).replace(' UTC', 'Z')}" title="${time(value)}">${distance(value)}</time>` : html`<span class="quiet">–</span>`);
+export const when = (value) => (value ? html`<time datetime="${iso(value)}" title="${time(value)}">${distance(value)}</time>` : html`<span class="quiet">–</span>`);
 /** A name, a key: never broken, cut where there is no room, and whole under the pointer. */
 export const key = (text) => (text === null || text === undefined ? null : html`<span class="key" title="${text}">${text}</span>`);
 export const queueLink = (name) => html`<a class="key" title="${name}" href="/queue/${encodeURIComponent(name)}">${name}</a>`;

@@ -6,12 +6,20 @@ import { button, jobLink, key, more, number, progress, queueLink, status, table,
 
 export function errorsPage(rows, queue, context) {
   return html`${queue && html`<p>Errors of queue ${queueLink(queue)}. <a href="/errors">Show all queues</a></p>`}
-${table('Errors', ['Error', number('Jobs'), number('Dead'), 'Queue', 'SQLSTATE', 'First', 'Last', 'Example', ...(context.writes ? ['Action'] : [])],
-    rows.map((e) => [html`<span class="error">${e.error ?? 'no message'}</span>`, count(e.jobs), count(e.dead), queueLink(e.queue), e.sqlstate && html`<code>${e.sqlstate}</code>`,
+${table('Errors', ['Error', number('Jobs'), number('Dead'), 'Queue', 'SQLSTATE', 'First', 'Last', 'Sample job', ...(context.writes ? ['Action'] : [])],
+    rows.map((e) => [html`<a href="${href(`/queue/${encodeURIComponent(e.queue)}`, { tab: Number(e.dead) > 0 ? 'dead' : 'retrying', cause: e.fingerprint })}"><span class="error">${e.error ?? 'no message'}</span></a>`, count(e.jobs), count(e.dead), queueLink(e.queue), e.sqlstate && html`<code>${e.sqlstate}</code>`,
       when(e.first_seen), when(e.last_seen),
       jobLink(e.example_id), ...(context.writes ? [Number(e.dead) > 0 && e.may_administer
-        ? button(context, 'redrive', `Redrive ${count(e.dead)}`, { queue: e.queue, error: e.fingerprint }, `Redrive ${count(e.dead)} jobs of queue ${e.queue}: ${(e.error ?? '').slice(0, 80)}`) : null] : [])]),
+        ? button(context, 'redrive', `Retry ${count(e.dead)} dead jobs`, { queue: e.queue, error: e.fingerprint }, `Retry ${count(e.dead)} dead jobs of queue ${e.queue}: ${(e.error ?? '').slice(0, 80)}`) : null] : [])]),
     'No jobs are dead or failing.')}`;
+}
+
+/** What a search has found; only queues, jobs and kinds that the role may see. */
+export function foundPage(wanted, { queues, keys, kinds }) {
+  if (queues.length + keys.length + kinds.length === 0) return html`<p class="none">No queue, kind of the newest jobs, job number or beginning of a key that is visible to you matches <q>${wanted}</q>. To search payloads and errors, open a queue and use its filter.</p>`;
+  return html`${queues.length > 0 && html`<h2>Queues</h2><ul class="said">${queues.map((q) => html`<li>${queueLink(q.name)}</li>`)}</ul>`}
+${keys.length > 0 && html`<h2>Jobs whose key begins with <q>${wanted}</q></h2>${table('Jobs', ['Job', 'Kind', 'Queue', 'Status'], keys.map((j) => [html`<a class="key" href="/job/${j.id}">${j.key}</a>`, key(j.kind), queueLink(j.queue), status(j.status)]), '')}`}
+${kinds.length > 0 && html`<h2>Kinds</h2><ul class="said">${kinds.map((k) => html`<li><a href="${href(`/queue/${encodeURIComponent(k.queue)}`, { tab: 'all', kind: k.kind })}">${k.kind}</a> in queue ${k.queue}: ${count(k.jobs)} of the newest jobs</li>`)}</ul>`}`;
 }
 
 export function runningPage(rows) {
@@ -48,6 +56,7 @@ export function checkPage(rows) {
 
 const keys = [['/', 'go to the search field'], ['?', 'go to this page'], ['g o', 'go to the overview; g e errors, g r running jobs, g w workers, g s schedules, g a audit, g c check'],
   ['j', 'go to the next row of the first table, with k to the previous row; Enter opens it'], ['← →', 'in a chart, go to the previous or next value; Page Up and Page Down move by ten, Home and End go to the first and last value, Escape goes to now'],
+  ['p', 'pause the live updates of the page, or resume them'], ['u', 'show times in UTC, or in the time zone of this browser'],
   ['Tab', 'go to the next link, button or chart; the first link on each page skips the menu']];
 
 export function keysPage() {

@@ -1,10 +1,13 @@
 // One queue: its jobs by tab, found by filters, a page at a time, and what can be done to several.
 import { href, html } from '../html.mjs';
-import { bytes, count, duration, time } from '../format.mjs';
+import { bytes, count, duration, percent, rate, time } from '../format.mjs';
+import { spans } from '../history.mjs';
 import { doings } from '../jobs/doing.mjs';
 import { causeOf } from '../jobs/trace.mjs';
+import { part } from '../live.mjs';
+import { charts as drawn, spanTabs } from './charts.mjs';
 import { PAGE, cursorText, filters, tabs } from '../jobs/walk.mjs';
-import { button, jobLink, key, number, progress, status, table, when } from './layout.mjs';
+import { button, jobLink, key, moment, number, progress, queueLink, status, table, when } from './layout.mjs';
 
 /** Priority that jobs have unless they are given another. */
 const USUAL = 4;
@@ -27,6 +30,15 @@ function payload(job) {
   return html`<code class="payload">${characters.slice(0, SHOWN).join('')}${characters.length > SHOWN && '…'}</code>`;
 }
 
+/** A job's error: in a dead-letter queue, the one of the original job. */
+const errorOf = (job) => {
+  const text = job.last_error ?? job.original_error;
+  return text && html`<span class="error" title="${text.slice(0, 500)}">${causeOf(text).slice(0, 200)}</span>`;
+};
+
+/** A status in words: a pending job is waiting or scheduled. */
+const wordOf = (job) => (job.status === 'pending' ? (job.later ? 'scheduled' : 'waiting') : job.status);
+
 function seconds(from, to) {
   return from && to ? (Date.parse(to.replace(' ', 'T').replace(/\+00$/, 'Z')) - Date.parse(from.replace(' ', 'T').replace(/\+00$/, 'Z'))) / 1000 : null;
 }
@@ -34,34 +46,36 @@ function seconds(from, to) {
 /** The columns of a list: a head, a cell, and whether a job has something to say there; one that no row has is left out. */
 function columnsOf(tab, rows, picks) {
   const [timeName, timeOf] = times[tab] ?? ['Since', null];
+  const name = (job) => job.key ?? job.kind ?? job.id;
   const all = [
     [{ name: html`${picks && html`<input type="checkbox" class="every" aria-label="Select all jobs on this page" hidden> `}Job`, text: 'Job' },
-      (job) => html`<span class="pick"><span class="line">${picks && html`<input type="checkbox" name="ids" value="${job.id}" aria-label="Select job ${job.id}"> `}<a href="/job/${job.id}">${job.id}</a></span>${tab === 'all' && html` ${status(job.status)}`}</span>`],
-    ['Kind', (job) => key(job.kind), (job) => job.kind !== null],
+      (job) => html`<span class="pick"><span class="line">${picks && html`<input type="checkbox" name="ids" value="${job.id}" aria-label="Select job ${job.id}"> `}<a class="key" href="/job/${job.id}" title="${name(job)}">${name(job)}</a></span>${tab === 'all' && html` ${status(job.status, wordOf(job))}`}</span>`],
+    ['Kind', (job) => key(job.kind), (job) => job.key !== null && job.kind !== null],
+    ['Error', (job) => (tab === 'completed' ? null : errorOf(job)), (job) => tab !== 'completed' && Boolean(errorOf(job))],
     ['Progress', (job) => progress(job.progress, `Progress of job ${job.id}`), (job) => job.progress !== null],
-    ['Key', (job) => key(job.key), (job) => job.key !== null],
     ['Group', (job) => key(job.group_key), (job) => job.group_key !== null],
     [number('Priority'), (job) => job.priority, (job) => job.priority !== USUAL],
     [number('Attempt'), (job) => html`${job.attempt} of ${job.max_attempts}`, (job) => job.attempt > 0],
     [timeName, (job) => when(timeOf ? job[timeOf] : job.finished_at ?? job.claimed_at ?? job.enqueued_at)],
     [number('Took'), (job) => duration(seconds(job.claimed_at, job.finished_at)), (job) => tab === 'completed' && job.claimed_at !== null],
     ['Worker', (job) => key(job.worker), (job) => ['running', 'completed'].includes(tab) && job.worker !== null],
-    ['Payload', payload],
-    ['Error', (job) => job.last_error && html`<span class="error" title="${job.last_error.slice(0, 500)}">${causeOf(job.last_error).slice(0, 200)}</span>`, (job) => Boolean(job.last_error)],
+    ['Payload', (job) => (job.original ? html`<a href="/job/${job.original}">original job</a>` : payload(job))],
+    ['Healed error', (job) => errorOf(job), (job) => tab === 'completed' && Boolean(errorOf(job))],
+    [number('Number'), (job) => html`<a class="quiet small" href="/job/${job.id}">${job.id}</a>`, (job) => name(job) !== job.id],
   ];
   return all.filter(([, , has]) => !has || rows.some(has));
 }
 
 const words = {
-  kind: ['Kind', 'text'], key: ['Key begins with', 'text'], group: ['Group', 'text'], error: ['Error contains', 'text'],
+  cause: ['Fingerprint of the error', 'text'], kind: ['Kind', 'text'], key: ['Key begins with', 'text'], group: ['Group', 'text'], error: ['Error contains', 'text'],
   since: ['Enqueued from (UTC)', 'datetime-local'], until: ['Enqueued until (UTC)', 'datetime-local'], payload: ['Payload contains (JSON)', 'text'],
 };
 
 function filterForm(path, tab, given, open) {
-  return html`<details class="filter"${open ? html` open` : ''}><summary>Find jobs</summary>
+  return html`<details class="filter"${open ? html` open` : ''}><summary>Filter</summary>
 <form method="get" action="${path}"><input type="hidden" name="tab" value="${tab}">
-<div class="fields">${filters.map((name) => html`<label${name === 'payload' ? html` class="wide"` : ''}>${words[name][0]}<input type="${words[name][1]}" name="${name}" value="${given[name] ?? ''}"${name === 'payload' ? html` placeholder='{"order": 42}'` : ''}${words[name][1] === 'datetime-local' ? html` step="1"` : ''} autocomplete="off" spellcheck="false"></label>`)}</div>
-<p class="actions"><button>Find</button>${open && html` <a class="button" href="${href(path, { tab })}">Clear filter</a>`}</p></form></details>`;
+<div class="fields">${filters.filter((name) => name !== 'cause' || given.cause).map((name) => html`<label${name === 'payload' ? html` class="wide"` : ''}>${words[name][0]}<input type="${words[name][1]}" name="${name}" value="${given[name] ?? ''}"${name === 'payload' ? html` placeholder='{"order": 42}'` : ''}${words[name][1] === 'datetime-local' ? html` step="1"` : ''} autocomplete="off" spellcheck="false"></label>`)}</div>
+<p class="actions"><button>Filter</button>${open && html` <a class="button" href="${href(path, { tab })}">Clear filters</a>`}</p></form></details>`;
 }
 
 /** What a walk came to, in words. */
@@ -89,7 +103,7 @@ function bulk(context, tab, list, narrowed, rows) {
  * numbers: what counts() gave, null when it could not; tab, its walk's result, its rows, the filter as it was given; of: how
  * many jobs the walk could look at; doing: what is under way.
  */
-export function queuePage({ queue, numbers, tab, result, rows, given, of, first, doing, held }, context) {
+export function queuePage({ queue, numbers, tab, result, rows, given, of, first, doing, held, trouble, charts, errors, workers, serves }, context) {
   const path = addressOf(queue);
   const narrowed = Object.keys(given).length > 0;
   const countOf = (name) => numbers?.counts[name] ?? null;
@@ -97,25 +111,56 @@ export function queuePage({ queue, numbers, tab, result, rows, given, of, first,
   const settings = Object.entries(queue).filter(([name]) => !['queue_id', 'name', 'paused', 'created_at', 'lease_seconds', 'declared', 'changed_since'].includes(name));
   const actions = context.writes && Object.values(doings).some(({ needs }) => context.may[needs]);
   const columns = columnsOf(tab, rows, actions);
-  const none = narrowed ? 'No job matches the filter. Remove a condition, or continue the search.' : result.next === null ? (tab === 'all' ? 'This queue has no jobs.' : `No job in this queue is ${tab}.`) : 'No match among the newest jobs. Continue the search.';
-  const jobs = table('Jobs', columns.map(([head]) => head), rows.map((job) => columns.map(([, cell]) => cell(job))), none);
+  const none = trouble !== null ? 'Correct the filter.' : narrowed ? 'No job matches the filter. Remove a condition, or continue the search.' : result.next === null ? (tab === 'all' ? 'This queue has no jobs.' : `No job in this queue is ${tab}.`) : 'No match among the newest jobs. Continue the search.';
+  const jobs = table('Jobs', columns.map(([head]) => head), rows.map((job) => columns.map(([, cell]) => cell(job))), none, rows.map(({ id }) => `job ${id}`));
   const at = (parameters) => href(path, { tab, ...given, ...parameters });
   return html`<div class="actions">${context.may.admin && (queue.paused || held.length > 0 ? button(context, 'resume', 'Resume', { queue: queue.name }) : button(context, 'pause', 'Pause', { queue: queue.name }))}
 ${context.writes && context.may.enqueue && html`<a class="button" href="${path}/enqueue">Enqueue a job</a>`}
-<a class="button" href="${href('/', { queue: queue.name })}">Charts</a>
-${countOf('dead') + countOf('retrying') > 0 && html`<a class="button" href="${href('/errors', { queue: queue.name })}">Errors by cause</a>`}</div>
-${numbers?.unattended && html`<p class="notice bad"><b>No worker</b>: the queue's due jobs have had no worker for ${duration(numbers.unattended)}.</p>`}
-${held.slice(0, 20).map((hold) => html`<p class="notice warn">${hold.scope === 'queue' ? 'This queue' : hold.group_key === null ? 'A group' : html`Group <code>${hold.group_key}</code>`} has been held back since ${time(hold.began_at)}, and will be for another ${duration(hold.left)}, as requested by the worker of job ${jobLink(hold.job_id)}.</p>`)}${held.length > 20 && html`<p class="notice warn">More groups are held back: see the view <code>idemq.holds</code>.</p>`}
+</div>
+${numbers?.unattended && html`<p class="notice bad"><b>No workers</b>: jobs are due, and no worker has polled the queue for ${duration(numbers.unattended)}.</p>`}
+${held.slice(0, 20).map((hold) => html`<p class="notice warn">${hold.scope === 'queue' ? 'This queue' : hold.group_key === null ? 'A group' : html`Group <code>${hold.group_key}</code>`} has been held back since ${moment(hold.began_at)}, and will be for another ${duration(hold.left)}, as requested by the worker of job ${jobLink(hold.job_id)}.</p>`)}${held.length > 20 && html`<p class="notice warn">More groups are held back: see the view <code>idemq.holds</code>.</p>`}
 ${numbers?.pausedGroups > 0 && html`<p class="notice warn">${numbers.pausedGroups === 1 ? html`<b>1 group is paused.</b> Its jobs are waiting` : html`<b>${count(numbers.pausedGroups)} groups are paused.</b> Their jobs are waiting`}; other groups continue. The view <code>idemq.paused_group_list</code> lists the paused groups and when each pause ends.</p>`}
-${numbers?.isDeadLetterQueue && html`<p class="quiet">This is the dead-letter queue of another queue, and its jobs are records of jobs that died there. Retry the original jobs. That also removes their records here, unless a worker has already claimed them.</p>`}
+${numbers?.isDeadLetterQueue && html`<p>Dead-letter queue of ${serves.length > 0 ? serves.map(({ name }, i) => html`${i > 0 && ', '}<b>${queueLink(name)}</b>`) : 'a queue that is not visible to you'}: its jobs are records of jobs that died there. Retrying an original job removes its record here, unless a worker has already claimed it.</p>`}
 ${doing.map((one) => html`<p class="notice warn">${doings[one.want.name].title} is in progress: <a href="/doing/${one.id}">view progress</a>.</p>`)}
-<nav aria-label="Jobs"><ul class="tabs">${Object.keys(tabs).map((name) => html`<li><a href="${href(path, { tab: name, ...given })}"${name === tab ? html` aria-current="page"` : ''}>${name} <span class="count">${countOf(name) === null ? '' : html`${count(countOf(name))}${numbers.atLeast.includes(name) ? '+' : ''}`}</span></a></li>`)}</ul></nav>
+${part('now', now({ queue, numbers, charts, workers }))}
+${errors.length > 0 && part('errors', topErrors(queue, errors, given.cause))}
+<details id="charts"${charts.open ? html` open` : ''}><summary>Charts</summary>${spanTabs(Object.keys(spans), charts.last, (last) => href(path, { tab, ...given, last }))}
+${charts.trouble && html`<p class="notice bad" role="alert">${charts.trouble}</p>`}${charts.series && drawn(charts.series)}</details>
+<nav aria-label="Jobs" id="jobs"><ul class="tabs scroll">${Object.keys(tabs).map((name) => html`<li><a href="${href(path, { tab: name, ...given })}"${name === tab ? html` aria-current="page"` : ''}>${name} <span class="count">${countOf(name) === null ? '' : html`${count(countOf(name))}${numbers.atLeast.includes(name) ? '+' : ''}`}</span></a></li>`)}</ul></nav>
 ${filterForm(path, tab, given, narrowed)}
-${found(list, tab, result, rows, given, of)}
+${trouble && html`<p class="notice bad" role="alert">${trouble}</p>`}
+${trouble === null && found(list, tab, result, rows, given, of)}
 ${actions && rows.length > 0 ? html`<form method="get" action="${path}/sure" class="list"><input type="hidden" name="tab" value="${tab}">${Object.entries(given).map(([name, value]) => html`<input type="hidden" name="${name}" value="${value}">`)}
 ${jobs}${bulk(context, tab, list, narrowed, rows)}</form><script src="/static/jobs.js" defer></script>` : jobs}
 <p class="actions">${!first && html`<a class="button" href="${at({})}">First page</a>`}${result.next !== null && html`<a class="button more" href="${at({ after: cursorText(result.next) })}">${rows.length === PAGE ? 'Next page' : 'Continue search'}</a>`}</p>
 <details><summary>Settings</summary><dl class="settings">${settings.map(([name, value]) => html`<div><dt>${name}</dt><dd>${formatSetting(value)}${queue.changed_since && name in queue.changed_since && html` <span class="quiet">(declared: ${queue.changed_since[name] ?? 'none'})</span>`}</dd></div>`)}</dl></details>`;
+}
+
+/** What the queue does now: a line of figures, and who works on it. */
+function now({ queue, numbers, charts: { series }, workers }) {
+  const latest = (field) => (series ? series[field][series.latest] : null);
+  const perSecond = (value) => (value === null || value === undefined ? '–' : `${rate(value)}/s`);
+  const sum = (field) => (series?.[field] ?? []).reduce((total, value) => total + (value ?? 0), 0);
+  const [completed, failures] = [sum('completed'), sum('failures')];
+  const busy = workers.reduce((total, worker) => total + Number(worker.running ?? 0), 0);
+  const places = workers.reduce((total, worker) => total + Number(worker.concurrency ?? 0), 0);
+  const facts = [['workers', workers.length === 0 ? 'none' : html`${count(workers.length)}${workers.length > 20 && '+'}, ${count(busy)} of ${count(places)} places busy`],
+    ['oldest waiting job', duration(queue.paused ? null : latest('oldest_due'))], ['completed', perSecond(latest('completed'))],
+    [`failed, ${series?.title ?? 'last hour'}`, completed + failures > 0 ? percent((100 * failures) / (completed + failures)) : '–'],
+    ['latency p95', duration(latest('wait_p95'))], ['run time p95', duration(latest('run_p95'))]];
+  return html`<dl class="facts">${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
+${workers.length > 0 && html`<details id="workers"><summary>${workers.length === 1 ? '1 worker' : `${count(workers.length)} workers`}</summary>${table('Workers', ['Worker', 'State', 'Program', number('Running'), 'Last seen'],
+    workers.map((w) => [key(w.worker), status(w.state === 'silent' ? 'warn' : 'well', w.state === 'silent' ? 'lost' : 'online'), html`${w.program}${w.host && ` on ${w.host}`}`, html`${count(w.running ?? 0)} of ${count(w.concurrency ?? 1)}`, when(w.seen_at)]), '')}</details>`}`;
+}
+
+/** The causes of most failures, each with a link to its jobs. */
+function topErrors(queue, errors, cause) {
+  const list = (e, tab) => href(addressOf(queue), { tab, cause: e.fingerprint });
+  const shown = errors.slice(0, 5);
+  return html`<section class="card" aria-label="Errors by cause"><h2>Errors by cause</h2><ul class="said">${shown.map((e) => html`<li${e.fingerprint === cause ? html` aria-current="true"` : ''}><a href="${list(e, Number(e.dead) > 0 ? 'dead' : Number(e.retrying) > 0 ? 'retrying' : 'completed')}"><span class="error">${causeOf(e.error ?? 'no message').slice(0, 200)}</span></a> ${e.sqlstate && html`<code>${e.sqlstate}</code> `}
+${Number(e.dead) > 0 && html`<a class="status dead" href="${list(e, 'dead')}">${count(e.dead)} dead</a> `}${Number(e.retrying) > 0 && html`<a class="status retrying" href="${list(e, 'retrying')}">${count(e.retrying)} retrying</a> `}${e.healed > 0 && html`<a class="status well" href="${list(e, 'completed')}">${count(e.healed)} healed by a retry</a> `}
+<span class="quiet small">${e.kinds && html`kind ${e.kinds.slice(0, 3).join(', ')}${e.kinds.length > 3 && '…'}, `}first ${when(e.first_seen)}, last ${when(e.last_seen)}</span></li>`)}</ul>
+${errors.length > shown.length && html`<p class="quiet"><a href="${href('/errors', { queue: queue.name })}">${count(errors.length - shown.length)} more</a></p>`}</section>`;
 }
 
 /** node-postgres gives an interval as an object. */

@@ -1,0 +1,51 @@
+// Confirmations open over the page instead of in its place, and what was done is said in a message that goes away.
+// Without this script, both are pages of their own.
+'use strict';
+
+const dialog = document.createElement('dialog');
+dialog.setAttribute('aria-labelledby', 'dialog-title');
+document.body.append(dialog);
+
+document.addEventListener('submit', async (event) => {
+  const form = event.target;
+  // A field is named action, so form.action is that field.
+  const address = new URL(form.getAttribute('action'), window.location.href);
+  if (form.method !== 'get' || !(address.pathname.endsWith('/confirm') || address.pathname.endsWith('/sure'))) return;
+  event.preventDefault();
+  address.search = new URLSearchParams(new FormData(form, event.submitter)).toString();
+  try {
+    const response = await fetch(address, { credentials: 'same-origin' });
+    const page = new DOMParser().parseFromString(await response.text(), 'text/html');
+    dialog.replaceChildren(...page.querySelector('main').childNodes);
+    dialog.querySelector('h1').id = 'dialog-title';
+    dialog.showModal();
+  } catch {
+    window.location.assign(address);
+  }
+});
+dialog.addEventListener('click', (event) => {
+  const link = event.target.closest('a.button');
+  if (!link && event.target !== dialog) return;
+  event.preventDefault();
+  dialog.close();
+});
+// Wherever an action leads back to, the reader finds the place again.
+dialog.addEventListener('submit', () => sessionStorage.setItem('idemq-place', JSON.stringify([window.location.pathname, window.scrollY])));
+const [path, y] = JSON.parse(sessionStorage.getItem('idemq-place') ?? '[]');
+sessionStorage.removeItem('idemq-place');
+if (path === window.location.pathname) window.scrollTo(0, y);
+
+const said = document.querySelector('main > .notice[role="status"]');
+if (said) {
+  const audit = Object.assign(document.createElement('a'), { href: '/audit', textContent: 'Audit' });
+  const close = Object.assign(document.createElement('button'), { type: 'button', textContent: 'Close' });
+  close.addEventListener('click', () => said.remove());
+  said.classList.add('toast');
+  said.append(' ', audit, ' ', close);
+  document.body.append(said);
+  if (!said.classList.contains('bad')) setTimeout(() => said.remove(), 15_000);
+  // A reload or a copied address does not say it again.
+  const address = new URL(window.location.href);
+  for (const name of ['notice', 'sign', 'bad']) address.searchParams.delete(name);
+  window.history.replaceState(null, '', address);
+}

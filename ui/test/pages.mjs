@@ -1,0 +1,67 @@
+// What pages say, of rows that are given: axes of charts, figures that are not known any longer, many queues, a flow that has lost jobs, and
+// what a page that is already shown is refreshed with.
+import { axisCount, axisDuration } from '../src/format.mjs';
+import { changes, have, part } from '../src/live.mjs';
+import { html } from '../src/html.mjs';
+import { charts } from '../src/pages/charts.mjs';
+import { flowPage } from '../src/pages/flow.mjs';
+import { plainWhy, whySentence } from '../src/pages/layout.mjs';
+import { overviewPage } from '../src/pages/overview.mjs';
+
+const tell = (value, what, detail = '') => {
+  process.stdout.write(`${value ? 'ok' : 'not ok'} - ${what}\n`);
+  if (!value) process.stderr.write(`${what}: ${JSON.stringify(detail)}\n`);
+};
+const text = (markup) => String(markup).replace(/<[^>]+>/g, ' ').replace(/\s+/g, ' ');
+
+// Axes.
+const ticks = (markup) => [...String(markup).matchAll(/<text class="y"[^>]*>([^<]*)</g)].map(([, tick]) => tick);
+const seriesOf = (values) => ({ title: 'the last hour', point: 30, empty: false, times: values.map((_, i) => i * 30_000), latest: values.length - 1, died: values.map(() => 0),
+  ...Object.fromEntries(['pending', 'running', 'completed', 'failures', 'oldest_due', 'wait_p95', 'wait_p50', 'run_p95', 'run_p50'].map((name) => [name, values])) });
+const axes = (values) => ticks(charts(seriesOf(values)));
+tell(['500k', '1.0M', '1.5M'].every((tick) => axes([0, 1_000_001]).includes(tick)), 'an axis of a million jobs is short', axes([0, 1_000_001]));
+const rates = axes([0, 0.2]).filter((tick) => tick.endsWith('/s'));
+tell(rates.length >= 3 && new Set(rates).size === rates.length, 'ticks of small rates differ', rates);
+const times = ticks(charts(seriesOf([0, 0.0021]))).filter((tick) => /[mµ]s$/.test(tick));
+tell(times.length >= 3 && new Set(times.slice(0, 3)).size === 3, 'ticks of milliseconds differ', times);
+tell(Math.max(...axes([0, 1_000_001]).map((tick) => tick.length)) <= 9 && axisDuration(5400, 1800) === '1 h 30 min', 'no tick is longer than its room');
+tell(axisCount(0.05, 0.05) === '0.05' && axisCount(0.1, 0.05) === '0.10' && axisCount(20_000, 10_000) === '20k', 'as many digits as the step needs');
+
+// A figure that is not known for the last point is not taken from an earlier one.
+const stale = { ...seriesOf([1, 1]), wait_p95: [369, null], oldest_due: [5, null] };
+tell(/age –/.test(text(charts(stale))) && /p95 –/.test(text(charts(stale))), 'an old value is not shown as the current one', text(charts(stale)));
+tell(charts({ ...seriesOf([1, 1]), died: [0, 3] }).toString().match(/M\S+ 4l6 6m0-6l-6 6/g).length === 1, 'deaths are marked in one chart only');
+
+// Many queues.
+const queue = (name, more = {}) => ({ queue: name, unfinished: null, max_unfinished: null, pending: '3', running: '0', blocked: '0', dead: '0', retrying: '0', groups_held: '0', oldest_ready: null,
+  unattended_for: null, held_for: null, paused: false, is_dead_letter_queue: false, may_administer: false, ...more });
+const overview = (queues, more = {}) => String(overviewPage({ queues, last: '1h', all: null, of: () => null, health: null, troubles: [], filter: null, page: 1, ...more }, { writes: false }));
+const full = overview([queue('full', { unfinished: '3', max_unfinished: '3' }), queue('above', { unfinished: '12', max_unfinished: '9' }), queue('room', { unfinished: '9', max_unfinished: '10' }), queue('uncounted', { max_unfinished: '5' })]);
+tell(full.match(/full: \d+ unfinished jobs/g)?.sort().join() === 'full: 12 unfinished jobs,full: 3 unfinished jobs', 'full queues are marked, and no others', full);
+const tenants = [...Array.from({ length: 1000 }, (_, i) => queue(`tenant-${i}`)), queue('tenant-dead', { dead: '7' }), queue('mail')];
+const folded = overview(tenants);
+tell(/tenant-\*/.test(folded) && /1,001 queues/.test(folded) && /1 with dead jobs/.test(folded) && folded.length < 60_000, '1,000 queues whose names begin alike are one row', folded.length);
+const filtered = overview(tenants, { filter: 'TENANT-' });
+tell(filtered.match(/<tr data-part/g).length === 50 && filtered.indexOf('tenant-dead') < filtered.indexOf('tenant-0') && /1 to 50 of 1,001/.test(filtered), 'a filter shows 50, the worst first', filtered.length);
+tell(/951 to 1,000 of 1,001/.test(overview(tenants, { filter: 'tenant', page: 20 })) && /1,001 to 1,001 of 1,001/.test(overview(tenants, { filter: 'tenant', page: 21 })), 'and the others on further pages');
+tell(/No queue that is visible to you has &quot;none&quot; in its name/.test(overview(tenants, { filter: 'none' })), 'no match is said');
+
+// A flow that has lost jobs has not succeeded.
+const flow = (more) => text(flowPage('7', { jobs: '9', waiting: '0', blocked: '0', running: '0', retrying: '0', completed: '3', dead: '1', cancelled: '5', done: '9', progress: 100, begun_at: null, ended_at: null, eta: null,
+  held_up_by: null, failed_ids: ['5'], roots: ['1'], slowest: null, cut: false, ...more }, [], { writes: false }));
+tell(/Failed : 1 job died, 5 jobs cancelled\. 3 of 9 jobs completed/.test(flow({})), 'a flow that lost a job has failed', flow({}));
+tell(/Completed \. 9 of 9 jobs completed/.test(flow({ completed: '9', dead: '0', cancelled: '0', failed_ids: [] })), 'one that lost none has completed', flow({ completed: '9', dead: '0', cancelled: '0', failed_ids: [] }));
+
+// Why a job is where it is.
+const why = 'dead since 2026-11-29 08:39:02.51249+00, after attempt 2 of 3: see idemq.attempts where job_id = 1000000000001; call idemq.retry(1000000000001) to make it ready again';
+tell(plainWhy(why) === 'dead since 2026-11-29 08:39:02 UTC, after attempt 2 of 3', 'a sentence without SQL and microseconds', plainWhy(why));
+tell(/<details class="hint">[^]*idemq\.retry\(1000000000001\)/.test(String(whySentence(why))) && /<a href="\/job\/1000000002533">job 1000000002533<\/a>/.test(String(whySentence('blocked: waits for its parent, job 1000000002533, which is retrying: see idemq.why(1000000002533)'))),
+  'SQL is behind a summary, and jobs are links');
+
+// What a page that is shown is refreshed with.
+const page = (a, b, at) => String(html`<h1>Page</h1>${part('a-', a)}<table>${part('b', html`<td>${b}</td>`, { tag: 'tr' })}</table>${part('c', html`<time datetime="x">${at}</time>`)}`);
+const shown = have(page('one', 'two', '3 s ago'));
+tell(Object.keys(changes(page('one', 'two', '5 s ago'), 'T', shown).parts).length === 0, 'that a time has passed is no change');
+const changed = changes(page('one', '<three>', '5 s ago'), 'T', shown);
+tell(changed.all === undefined && JSON.stringify(changed.parts) === '{"b":"<tr data-part=\\"b\\"><td>&lt;three&gt;</td></tr>"}', 'only the part that has changed is sent', changed);
+tell(changes(page('one', 'two', '').replace('Page', 'Other'), 'T', shown).all.includes('Other') && changes(page('one', 'two', ''), 'T', 'nonsense').all !== undefined, 'a page with other parts is sent whole');
