@@ -5,7 +5,7 @@ import assert from 'node:assert/strict';
 import { after, test } from 'node:test';
 import pg from 'pg';
 import {
-  Dead, Inside, KeyReused, Outside, Worker, assertEnqueued, drain, enqueue, enqueueGraph, enqueueMany, enqueueSequenced, job as jobOf, makeDue, publish,
+  Dead, Inside, KeyReused, Outside, Worker, assertEnqueued, drain, enqueue, enqueueGraph, enqueueMany, enqueueSequenced, enqueueStatement, job as jobOf, makeDue, publish,
   result, schedule, sendEvent, unschedule, waitResults,
 } from 'idemq';
 import { AesGcm } from './encryption.mjs';
@@ -407,4 +407,6 @@ test('what cannot be encoded, and what is no codec', async () => {
   await enqueue(pool, q, 1, { codec: old });
   assert.deepEqual(await drain(connection, q, () => 10n, { codec: old, logger }), { retrying: 1 });
   assert.ok(said.length > 0);
+  // A duplicate may need several statements, so it must not be sent without being encoded.
+  assert.throws(() => enqueueStatement(q, 1, { codec: old }), /enqueueStatement has no option codec/);
 });
