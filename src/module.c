@@ -27,19 +27,15 @@ void _PG_init(void);
 
 /* In the order of start-up. */
 static const ShmemPart *const parts[] = {
-	&idemq_groups_part,			&idemq_commit_windows_part,
-	&idemq_dependencies_part,	&idemq_secret_part,
-	&idemq_clock_part,			&idemq_counters_part,
-	&idemq_versions_part,		&idemq_server_counts_part,
-	&idemq_qstates_part,		&idemq_leases_part,
-	&idemq_lease_sessions_part, &idemq_lease_shares_part,
-	&idemq_buckets_part,		&idemq_workers_part,
-	&idemq_worker_marks_part,	&idemq_wake_part,
-	&idemq_wanted_room_part,	&idemq_handlers_part,
-	&idemq_notify_ring_part,	&idemq_end_wait_part,
-	&idemq_unfinished_part,		&idemq_unfinished_open_part,
-	&idemq_group_room_part,		&idemq_listeners_part,
-	&idemq_finished_rings_part, &idemq_finished_jobs_part,
+	&idemq_groups_part,		   &idemq_commit_windows_part, &idemq_dependencies_part,
+	&idemq_secret_part,		   &idemq_clock_part,		   &idemq_counters_part,
+	&idemq_versions_part,	   &idemq_server_counts_part,  &idemq_qstates_part,
+	&idemq_leases_part,		   &idemq_lease_sessions_part, &idemq_lease_shares_part,
+	&idemq_buckets_part,	   &idemq_workers_part,		   &idemq_worker_marks_part,
+	&idemq_wake_part,		   &idemq_wanted_room_part,	   &idemq_handlers_part,
+	&idemq_rings_part,		   &idemq_unfinished_part,	   &idemq_unfinished_open_part,
+	&idemq_group_room_part,	   &idemq_listeners_part,	   &idemq_queue_events_part,
+	&idemq_finished_jobs_part,
 };
 
 /* Raises 55000 with the very line to add to postgresql.conf. */

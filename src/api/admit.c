@@ -1,12 +1,12 @@
 /*
  * api/admit.c
- *		SQL function admit (may this call be made now, under a limit of so many in
- *		a period?).
+ *		SQL function admit, which says whether a call may be made now without exceeding a limit on
+ *		the number of calls in a period.
  *
- * It works on shared memory alone and touches no table, so it can be called in any
- * transaction, and on a standby (which has buckets of its own).  It takes effect at once; a
- * rollback does not undo it.  A shard that has moved refuses: its successor has the limit now,
- * and two would allow twice as much.
+ * It works in shared memory alone and touches no table, so it can be called in any transaction, and
+ * on a standby, which has its own buckets.  It takes effect immediately, and a rollback does not
+ * undo it.  If the shard has moved, it raises an error, because its successor now counts the calls;
+ * if both counted, twice the limit would be possible.
  */
 #include "postgres.h"
 
@@ -55,7 +55,7 @@ SQL_FUNCTION(idemq_sql_admit)
 	idemq_bucket_call(&(BucketName){BUCKET_ADMIT, name, (int) strlen(name)}, &limit, cost, &answer);
 	values[0] = BoolGetDatum(answer.allowed);
 	values[1] = Int32GetDatum((int32) answer.remaining);
-	/* Rounded up: a caller that waits that long is not refused again. */
+	/* Rounded up, so that a call after this time is not refused again. */
 	values[2] = idemq_interval_datum(idemq_rate_retry_after(&answer));
 	return idemq_row_datum(fcinfo, values, nulls);
 }

@@ -4,13 +4,13 @@
  *		test_clock_ahead.
  *
  * If idemq.test_clock is on, advance_clock moves idemq's clocks ahead (base/clock.c), makes every
- * process that sleeps until some time look at the new time, and returns when the background worker
- * has done everything that came due (shared/processes/clock_call.c).  On a standby, or if
+ * process that sleeps until a certain time read the clock again, and returns when the background
+ * worker has done everything that came due (shared/processes/clock_call.c).  On a standby, or if
  * idemq.worker is off, it only moves the clock.
  *
- * What is due may not get done: another transaction may hold a row, a trigger may raise an error,
- * or there may be no room for a worker.  So advance_clock waits for at most PATIENCE, and then
- * warns of what is left.
+ * Some of this work may be impossible: another transaction may hold a row, a trigger may raise an
+ * error, or all worker processes may be in use.  So advance_clock waits for at most PATIENCE, and
+ * then warns about the remaining work.
  */
 #include "postgres.h"
 
@@ -57,11 +57,11 @@ SQL_FUNCTION(idemq_sql_test_clock_ahead)
 	PG_RETURN_DATUM(idemq_interval_datum(idemq_clock_ahead()));
 }
 
-/* What is left to do. */
+/* Work that is due and not done. */
 typedef struct Left
 {
 	uint32 tasks;	/* bits of TaskKind */
-	int leases;		/* that have expired and have not been taken back */
+	int leases;		/* number of expired leases that have not been taken back */
 	int32 queue_id; /* of one of these leases */
 } Left;
 
@@ -90,7 +90,7 @@ commit(void)
 	SPI_commit();
 }
 
-/* Warns of what was not done in time. */
+/* Warns about work that was not done in time. */
 static void
 advance_clock_warn(const Left *left)
 {
@@ -121,8 +121,8 @@ advance_clock_warn(const Left *left)
 }
 
 /*
- * Warns of schedules that were due by a time and have not run.  That is not waited for: one that has
- * failed is tried again later.
+ * Warns of schedules that were due by a time and have not run.  The call does not wait for them,
+ * because a schedule that has failed is tried again later.
  */
 static void
 warn_of_schedules(TimestampTz by)
@@ -141,8 +141,8 @@ warn_of_schedules(TimestampTz by)
 }
 
 /*
- * Waits a moment for the worker's answer.  Returns true if everything that came due by target (mono)
- * is done; otherwise *left says what is left.
+ * Waits briefly for the worker's answer.  Returns true if everything that came due by target (mono)
+ * is done; otherwise sets *left.
  */
 static bool
 is_done(int64 target, ClockCall *call, int64 patience, Left *left, MemoryContext context)
@@ -192,7 +192,7 @@ await_done(int64 target)
 		}
 		if (left.leases == 0 && idemq_clock_holds(&call))
 			continue;
-		/* Try a lease whose row was held again; or wait for a worker that has not started yet. */
+		/* A lease's row may have been held, or a worker may not have started yet. */
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, AGAIN_MS,
 						 compat_wait_event_wait());
 		ResetLatch(MyLatch);
@@ -222,14 +222,14 @@ SQL_FUNCTION(idemq_sql_advance_clock)
 				errmsg("\"by\" must not contain months or years"),
 				errdetail("Months and years have no fixed length."),
 				errhint("Use days instead, for example '31 days'."));
-	/* Leases that memory has lost last from then on: not from the new time. */
+	/* Leases missing from shared memory last from the server's start, not from the new time. */
 	if (!RecoveryInProgress())
 		(void) idemq_primary_since();
 	idemq_clock_advance(usecs);
 	target = idemq_mono_now();
 	by_wall = idemq_wall_now();
 	SPI_connect_ext(SPI_OPT_NONATOMIC);
-	/* What is due might have to wait for the snapshot of this CALL to go. */
+	/* The tasks that are due may have to wait until this CALL's snapshot is gone. */
 	SPI_commit();
 	if (RecoveryInProgress() || !idemq_worker)
 		(void) idemq_clock_call();

@@ -1,6 +1,6 @@
 /*
  * api/api.h
- *		What the SQL functions share.
+ *		Functions that several files of SQL functions use.
  */
 #ifndef IDEMQ_API_API_H
 #define IDEMQ_API_API_H

@@ -44,7 +44,7 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* Adds a member to an entry of the audit. */
+/* Adds a member to the details of an audit entry. */
 static void
 change_job_note(AuditEntry *entry, const char *name, const char *value)
 {
@@ -58,11 +58,13 @@ change_job_note(AuditEntry *entry, const char *name, const char *value)
 }
 
 /*
- * Takes the record of a job's last death out of the dead-letter queue, since the job is ready
- * again.  Returns whether there was such a record, which is cancelled now.  The record loses its
- * key: the job may be cancelled before another attempt has begun, and that adds a record with this
- * key again.  The record stays if it is running or finished, if its row is held, or if it is in
- * another queue, which was the dead-letter queue when the job died.  Never waits.
+ * Cancels the record of a job's last death in the dead-letter queue, because the job is ready
+ * again.  Returns whether there was such a record.
+ *
+ * The record loses its key, because the job may be cancelled and retried before its next attempt,
+ * which would add another record with this key.  The record stays if it is running or finished, if
+ * its row is held, or if it is in another queue than the dead-letter queue at the time of the job's
+ * death.  Never waits.
  */
 static bool
 take_record_back(const QueueInfo *queue, int64 id, int64 token)
@@ -99,8 +101,8 @@ take_record_back(const QueueInfo *queue, int64 id, int64 token)
 }
 
 /*
- * Applies a decision to the latest version of a job.  *queue_id, if it is not NULL: the
- * job's queue, 0 when nothing was changed.
+ * Applies a decision to the latest version of a job.  If queue_id is not NULL, sets it to the job's
+ * queue, or to 0 if nothing was changed.
  */
 static Outcome
 change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *queue_id)
@@ -125,14 +127,14 @@ change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *queue_i
 		args.now = args.ready_at = idemq_now();
 		if (!changer->decide(&job, changer->arg, &args, &event, &outcome))
 			return outcome;
-		/* The write leaves nothing of the fetched row. */
+		/* The write frees the fetched row. */
 		if (entry.action != NULL && !job.row->tts_isnull[COL_KIND])
 			change_job_note(&entry, "kind", TextDatumGetCString(job.row->tts_values[COL_KIND]));
 		/*
-		 * The write may have to wait for the worker, so the worker is told first.  A call that does
-		 * not wait does not wake it: it would stop for a job that is then left as it is.  Nor does a
-		 * handler that cancels its own job in its own transaction: it would interrupt itself, and the
-		 * rollback would undo the cancel.
+		 * The write may have to wait for the worker's transaction, so the worker is told first.  It
+		 * is not told by a call that does not wait, because it would stop, but the job might stay
+		 * as it is.  Nor does a handler tell itself if it cancels its own job in its own
+		 * transaction: it would interrupt itself, and the rollback would undo the cancellation.
 		 */
 		if ((event == EVENT_CANCEL || event == EVENT_RELEASE) && job.status == JOB_RUNNING)
 			idemq_pending_note_cancel(queue.id, id, job.token,
@@ -158,7 +160,7 @@ change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *queue_i
 	}
 }
 
-/* As change_job, of argument id. */
+/* Like change_job, for the job of argument id. */
 Datum
 idemq_change_one(FunctionCallInfo fcinfo, const JobChanger *changer)
 {
@@ -172,14 +174,14 @@ idemq_change_one(FunctionCallInfo fcinfo, const JobChanger *changer)
 	return idemq_outcome_datum(outcome);
 }
 
-/* How many jobs of a queue were changed together. */
+/* Number of jobs of a queue that were changed. */
 typedef struct QueueChanged
 {
 	int32 queue_id;
 	int64 jobs;
 } QueueChanged;
 
-/* Adds one to a queue's count; a call is about few queues. */
+/* Adds 1 to a queue's number of changed jobs.  Most calls change jobs of few queues. */
 static List *
 change_job_count_in(List *counts, int32 queue_id)
 {
@@ -201,8 +203,8 @@ change_job_count_in(List *counts, int32 queue_id)
 }
 
 /*
- * As change_job, for each of argument ids; returns a row for each id, in ascending order.
- * idemq.audit gets a row of that action for each queue whose jobs were changed.
+ * Like change_job, for each job of argument ids.  Returns one row per id, in ascending order.  Adds
+ * an audit entry with the given action for each queue whose jobs were changed.
  */
 static Datum
 change_many(FunctionCallInfo fcinfo, const JobChanger *changer, const char *action)
@@ -219,7 +221,7 @@ change_many(FunctionCallInfo fcinfo, const JobChanger *changer, const char *acti
 	ids = palloc(Max(arg.count, 1) * sizeof(int64));
 	for (int i = 0; i < arg.count; i++)
 		ids[i] = DatumGetInt64(arg.values[i]);
-	/* Each once, in ascending order: two batches never deadlock. */
+	/* Each id once, in ascending order, so that two batches do not deadlock. */
 	qsort(ids, arg.count, sizeof(int64), idemq_compare_int64);
 	count = (int) qunique(ids, arg.count, sizeof(int64), idemq_compare_int64);
 	set = idemq_srf_begin(fcinfo);
@@ -259,11 +261,14 @@ enum
 	MATCH_GROUP,
 	MATCH_PREFIX,
 	MATCH_MAX_JOBS,
-	MATCH_BEHIND = MATCH_MAX_JOBS, /* what comes behind all keys with the prefix */
+	MATCH_BEHIND = MATCH_MAX_JOBS, /* the first key after all keys with the prefix */
 	MATCH_PARAMS
 };
 
-/* Sorted when they are found: the planner would read all jobs, of all queues, in the order of ids. */
+/*
+ * The rows are sorted after they are found.  With ORDER BY, the planner would read the jobs of all
+ * queues in the order of their ids.
+ */
 #define MATCH_UNFINISHED                                                                           \
 	"SELECT id FROM (SELECT id FROM idemq.jobs WHERE queue_id = $1 AND finished_at IS NULL "       \
 	"AND ($2 IS NULL OR kind = $2) AND ($3 IS NULL OR group_key = $3) "                            \
@@ -344,7 +349,7 @@ SQL_FUNCTION(idemq_sql_cancel_many)
 	return change_many(fcinfo, &skipper, "cancel_many");
 }
 
-/* As decide_cancel, if the job is still of the kind *arg; 0 stands for any. */
+/* Like decide_cancel, if the job still has the kind *arg; 0: any kind. */
 static bool
 decide_cancel_kind(const Job *job, const void *arg, EventArgs *args, JobEvent *event,
 				   Outcome *outcome)
@@ -361,8 +366,9 @@ decide_cancel_kind(const Job *job, const void *arg, EventArgs *args, JobEvent *e
 }
 
 /*
- * Returns the least text, byte by byte, that is greater than all with a prefix; 0 when there
- * is none.  It may be invalid in the encoding, and is compared under the collation "C" alone.
+ * Returns the smallest text, compared byte by byte, that is greater than all texts with a prefix; 0
+ * if there is none.  It may be invalid in the encoding, so it may be compared only under the
+ * collation "C".
  */
 static Datum
 behind_prefix(Datum prefix)
@@ -379,7 +385,7 @@ behind_prefix(Datum prefix)
 	return PointerGetDatum(behind);
 }
 
-/* Reads the arguments that say which jobs are meant into values, and for the audit into *entry. */
+/* Reads the arguments that select jobs into values, and into *entry for the audit. */
 static void
 read_match(FunctionCallInfo fcinfo, Datum *values, AuditEntry *entry)
 {
@@ -484,7 +490,7 @@ decide_retry(const Job *job, const void *arg, EventArgs *args, JobEvent *event, 
 	}
 }
 
-/* Tells how many dead-letter records were taken out of their queues. */
+/* Sends a notice with the number of dead-letter records that were cancelled. */
 static void
 retry_report_records(int64 dead_letter_records)
 {
@@ -520,7 +526,7 @@ SQL_FUNCTION(idemq_sql_retry_many)
 	return none;
 }
 
-/* Decides for a job that the attempt of token *arg has left dead. */
+/* Decides whether to retry a job that the attempt with token *arg has left dead. */
 static bool
 decide_redrive(const Job *job, const void *arg, EventArgs *args, JobEvent *event, Outcome *outcome)
 {
@@ -532,8 +538,8 @@ decide_redrive(const Job *job, const void *arg, EventArgs *args, JobEvent *event
 }
 
 /*
- * redrive_job(id, token) -> (whether that attempt had left it dead, and it runs again; how many
- * of its records were taken out of the dead-letter queue); 40001.
+ * redrive_job(id, token) -> (whether that attempt had left the job dead, so that it now runs again;
+ * number of its records that were cancelled in the dead-letter queue); 40001.
  */
 SQL_FUNCTION(idemq_sql_internal_redrive_job)
 {
@@ -557,12 +563,12 @@ SQL_FUNCTION(idemq_sql_internal_redrive_job)
 						   (bool[]){false, false});
 }
 
-/* What is asked for. */
+/* Arguments of reschedule. */
 typedef struct Schedule
 {
 	bool has_run_at;
 	TimestampTz run_at;
-	int priority; /* -1: as it is */
+	int priority; /* -1: unchanged */
 } Schedule;
 
 static bool

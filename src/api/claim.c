@@ -38,8 +38,8 @@
 #include "txn/txn.h"
 
 /*
- * Reads max_jobs, lease, worker and attach, from argument n on, and begins the answer, a set.
- * Raises 22004, 22023, 25006.
+ * Reads max_jobs, lease, worker and attach, which begin at argument n, and begins the set that is
+ * returned.  Raises 22004, 22023, 25006.
  */
 void
 idemq_claim_args(FunctionCallInfo fcinfo, int n, ClaimCall *call)
@@ -76,7 +76,7 @@ SQL_FUNCTION(idemq_sql_claim)
 	return (Datum) 0;
 }
 
-/* claim_any(queues text[], ...) -> as claim, and the queue's name. */
+/* claim_any(queues text[], ...) -> the columns of claim, and the queue's name; errors as claim. */
 SQL_FUNCTION(idemq_sql_claim_any)
 {
 	QueueInfo *queue;
@@ -110,7 +110,7 @@ SQL_FUNCTION(idemq_sql_claim_any)
 #define RESULT_KIND (RESULT_RETRY_AFTER + 1)
 #define RESULT_COLUMNS (RESULT_KIND + 1)
 
-/* Returns an outcome and what came of the call as a row of idemq.claim_result. */
+/* Returns a row of idemq.claim_result with an outcome. */
 static Datum
 claim_result_row(FunctionCallInfo fcinfo, const JobCall *call, Outcome outcome)
 {
@@ -121,7 +121,7 @@ claim_result_row(FunctionCallInfo fcinfo, const JobCall *call, Outcome outcome)
 	if (outcome == OUTCOME_CLAIMED || outcome == OUTCOME_CLAIMED_AGAIN)
 	{
 		idemq_claim_row_fill(&call->job, &call->args, values + RESULT_CLAIM, nulls + RESULT_CLAIM);
-		/* idemq_claim_row_fill writes the kind where the result belongs. */
+		/* idemq_claim_row_fill writes the kind into the position of the result. */
 		values[RESULT_KIND] = values[RESULT_RESULT];
 		nulls[RESULT_KIND] = nulls[RESULT_RESULT];
 		nulls[RESULT_RESULT] = true;
@@ -148,7 +148,7 @@ claim_result_row(FunctionCallInfo fcinfo, const JobCall *call, Outcome outcome)
 	return idemq_row_datum(fcinfo, values, nulls);
 }
 
-/* Begins a claim: reads lease, worker and attach, from argument n on. */
+/* Begins a claim: reads lease, worker and attach, which begin at argument n. */
 static void
 claim_by_id_args(FunctionCallInfo fcinfo, int n, JobCall *call)
 {
@@ -186,15 +186,15 @@ SQL_FUNCTION(idemq_sql_claim_job)
  */
 #define ADVISORY_CLASS 0x6971
 
-/* What became of the lock of a key. */
+/* Result of an attempt to lock a key. */
 typedef enum KeyLock
 {
-	LOCK_MINE,	/* to the end of this transaction */
-	LOCK_TAKEN, /* another session has it */
-	LOCK_FULL	/* there is no room for it */
+	LOCK_MINE,	/* we hold it until the end of this transaction */
+	LOCK_TAKEN, /* another session holds it */
+	LOCK_FULL	/* the lock table has no room for it */
 } KeyLock;
 
-/* Returns whether another session has the lock of a key at this instant. */
+/* Returns whether another session holds the lock of a key at this moment. */
 static bool
 has_holder(const LOCKTAG *tag)
 {
@@ -208,7 +208,7 @@ has_holder(const LOCKTAG *tag)
 static KeyLock
 lock_key(const LOCKTAG *tag)
 {
-	/* Reading takes the lock table's lock shared: sessions that want one key do not queue up. */
+	/* Readers share the lock table's lock, so sessions that want the same key do not queue up. */
 	if (has_holder(tag))
 		return LOCK_TAKEN;
 	if (compat_lock_if_free(tag, ExclusiveLock))
@@ -217,8 +217,8 @@ lock_key(const LOCKTAG *tag)
 }
 
 /*
- * Adds the job of a new message, or finds that of a concurrent duplicate that came first, and sets
- * *id; returns OUTCOME_LOCKED while that one's transaction is open.
+ * Adds the job of a new message, or finds the job of a concurrent duplicate that was faster; sets
+ * *id.  Returns OUTCOME_LOCKED if that duplicate's transaction is still open.
  */
 static Outcome
 acquire_add_job(JobsTable *table, QueueInfo *queue, text *key, const Datum *payload, int64 *id)
@@ -245,7 +245,7 @@ acquire_add_job(JobsTable *table, QueueInfo *queue, text *key, const Datum *payl
 	return answer.outcome;
 }
 
-/* Fetches the job that answers for a key; false when the key is free. */
+/* Fetches the job that has a key; returns false if no job has it. */
 static bool
 find_job(JobCall *call, JobsTable *table, const QueueInfo *queue, text *key, const Datum *payload)
 {
@@ -264,17 +264,17 @@ acquire(JobCall *call, JobsTable *table, QueueInfo *queue, text *key, const Datu
 	uint64 hash;
 	bool made = false;
 
-	/* Until a lease is known: one that begins now will have ended by then. */
+	/* Used until a lease is known: a lease that begins now will have ended by then. */
 	call->retry_after = idemq_now() + (call->lease > 0 ? call->lease : queue->lease);
 	idemq_jobs_open(table);
-	/* Checked first without the lock, because many calls are duplicates of a few messages. */
+	/* Checked without the lock first, because most calls may be duplicates. */
 	if (find_job(call, table, queue, key, payload) && idemq_job_is_settled(call))
 		return idemq_claim_by_id_check(call, table);
-	/* 64 bits of a keyed hash: whoever reads pg_locks cannot compute it. */
+	/* 64 bits of a keyed hash, so that a user who reads pg_locks cannot compute it. */
 	hash = idemq_secret_hash((uint64) queue->id, VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key));
 	SET_LOCKTAG_ADVISORY(tag, MyDatabaseId, (uint32) (hash >> 32), (uint32) hash, ADVISORY_CLASS);
 	lock = lock_key(&tag);
-	/* After the lock: the snapshot sees what its last holder did. */
+	/* After the lock, so that the snapshot sees the changes of the last holder. */
 	idemq_jobs_refresh(table);
 	if (find_job(call, table, queue, key, payload))
 		outcome = lock == LOCK_TAKEN ? idemq_claim_by_id_check(call, table) : OUTCOME_DUPLICATE;
@@ -324,7 +324,7 @@ SQL_FUNCTION(idemq_sql_acquire)
 	idemq_queue_by_name(name, PRIVILEGE_CLAIM, &queue);
 	idemq_settings_check_lease(&queue, call.lease);
 	outcome = acquire(&call, &table, &queue, key, PG_ARGISNULL(2) ? NULL : &payload);
-	/* The message was dealt with before. */
+	/* The message was processed earlier. */
 	if (outcome == OUTCOME_COMPLETED || outcome == OUTCOME_DEAD || outcome == OUTCOME_CANCELLED)
 		idemq_queue_count_refusal(&queue, COUNTER_DUPLICATES);
 	answer = claim_result_row(fcinfo, &call, outcome);

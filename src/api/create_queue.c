@@ -57,9 +57,9 @@
 #include "txn/txn.h"
 
 /*
- * Checks dead_letter_queue, if it is given; id is 0 for a new queue.  See idemq_dead_letter_check.  The
- * caller does not hold the row of the queue yet: this waits for a session that drops the dead-letter
- * queue, and that session writes the rows of the queues that have it.
+ * Checks dead_letter_queue (idemq_dead_letter_check), if it is given.  id: 0 for a new queue.  The
+ * caller must not hold the queue's row yet, because this may wait for a session that drops the
+ * dead-letter queue, and that session writes the rows of queues that refer to it.
  */
 static void
 check_dead_letter_queue(FunctionCallInfo fcinfo, const char *name, int32 id)
@@ -68,14 +68,14 @@ check_dead_letter_queue(FunctionCallInfo fcinfo, const char *name, int32 id)
 
 	if (PG_ARGISNULL(n))
 		return;
-	/* alter_queue takes it away. */
+	/* alter_queue removes the setting. */
 	if (id != 0 && VARSIZE_ANY_EXHDR(PG_GETARG_TEXT_PP(n)) == 0)
 		return;
 	idemq_dead_letter_check(name, id,
 							idemq_arg_text(fcinfo, n, "dead_letter_queue", IDEMQ_MAX_NAME_ARG));
 }
 
-/* Warns when a key may be forgotten while its first job still has attempts left. */
+/* Warns if a key may be forgotten while its first job still has attempts left. */
 static void
 warn_of_short_window(const QueueInfo *queue)
 {
@@ -106,7 +106,7 @@ grant_admin(int32 queue_id, Oid role)
 	idemq_usage_settle(role);
 }
 
-/* Raises 42602 for a name that no queue may have. */
+/* Raises 42602 if a queue cannot have this name. */
 static void
 check_name(const char *name)
 {
@@ -122,9 +122,10 @@ check_name(const char *name)
 }
 
 /*
- * Creates a queue with the arguments of create_queue, and looks it up; the caller writes the audit.
- * Returns false when there is one of that name.  Waits for a session that creates, or declares, a
- * queue of that name.  Raises 42602, 22004, 22023, IQ005, 42501, 53400, 25006, 55000.
+ * Creates a queue with the arguments of create_queue, and looks it up; the caller adds the audit
+ * entry.  Returns false if there is a queue with this name.  Waits for a session that is creating
+ * or declaring a queue with this name.  Raises 42602, 22004, 22023, IQ005, 42501, 53400, 25006,
+ * 55000.
  */
 static bool
 create_queue(FunctionCallInfo fcinfo, QueueInfo *queue)
@@ -143,7 +144,7 @@ create_queue(FunctionCallInfo fcinfo, QueueInfo *queue)
 	idemq_pending_note(ACTION_CREATE_QUEUE, NULL, id);
 	if (!has_privs_of_role(creator, idemq_oids()->owner))
 		grant_admin(id, creator);
-	/* A trigger that the DBA has put on the table may have changed the row, or taken it away. */
+	/* A trigger that the DBA has added to the table may have changed or deleted the row. */
 	if (!idemq_queue_by_id(id, queue))
 	{
 		memset(queue, 0, sizeof(*queue));
@@ -176,7 +177,7 @@ SQL_FUNCTION(idemq_sql_create_queue)
 	PG_RETURN_INT32(queue.id);
 }
 
-/* Returns whether alter_queue is given a setting. */
+/* Returns whether a call of alter_queue contains a setting. */
 static bool
 is_given(FunctionCallInfo fcinfo, const char *name)
 {
@@ -184,9 +185,9 @@ is_given(FunctionCallInfo fcinfo, const char *name)
 }
 
 /*
- * Changes a queue to the arguments of alter_queue that are not NULL, and looks it up again.  The caller
- * has checked the privilege and the arguments, and holds the row (idemq_settings_document, with the
- * same latest).  Raises 22023 for lease.
+ * Changes a queue to the arguments of alter_queue that are not NULL, and looks it up again.  The
+ * caller has checked the privilege and the arguments, and holds the row (idemq_settings_document,
+ * with the same latest).  Raises 22023 for lease.
  */
 static void
 change_queue(FunctionCallInfo fcinfo, QueueInfo *queue, bool latest)
@@ -221,7 +222,10 @@ SQL_FUNCTION(idemq_sql_alter_queue)
 	idemq_queue_arg(fcinfo, 0, "name", PRIVILEGE_ADMIN, &queue);
 	idemq_settings_check(fcinfo, false);
 	idemq_jobs_check_writable();
-	/* Before the row, as ensure_queue does: the two do not deadlock, even in one transaction. */
+	/*
+	 * Locked before the row, as in ensure_queue, so that the two do not deadlock, even in one
+	 * transaction.
+	 */
 	idemq_queue_lock_name(queue.name);
 	idemq_queue_by_name(queue.name, PRIVILEGE_ADMIN, &queue);
 	check_dead_letter_queue(fcinfo, queue.name, queue.id);
@@ -232,7 +236,7 @@ SQL_FUNCTION(idemq_sql_alter_queue)
 			ereport(ERROR, errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 					errmsg("could not serialize access due to concurrent create_queue"),
 					errhint("Run the transaction again."));
-		PG_RETURN_VOID(); /* dropped meanwhile */
+		PG_RETURN_VOID(); /* dropped in the meantime */
 	}
 	change_queue(fcinfo, &queue, false);
 	entry.details = idemq_settings_document(queue.id, before, false);
@@ -241,16 +245,16 @@ SQL_FUNCTION(idemq_sql_alter_queue)
 	PG_RETURN_VOID();
 }
 
-/* What a call has done. */
+/* Result of ensure_queue. */
 typedef struct Ensured
 {
 	const char *outcome;
-	Datum changes; /* jsonb; 0 unless something was changed */
+	Datum changes; /* jsonb; 0: nothing was changed */
 } Ensured;
 
 /*
- * Returns a function of schema idemq that the role may execute, for a call that makes something which
- * does not exist.  Raises 42501.
+ * Returns a function of schema idemq that the role may execute.  Used by calls that create an
+ * object that does not exist, which requires this privilege.  Raises 42501.
  */
 Oid
 idemq_ensure_may_call(const char *function, const char *what, const char *name)
@@ -267,7 +271,7 @@ idemq_ensure_may_call(const char *function, const char *what, const char *name)
 	return oid;
 }
 
-/* Raises 42501 unless the role administers a queue whose declaration is another than the last. */
+/* Raises 42501 if the declaration has changed, unless the role administers the queue. */
 static void
 check_may_change(const QueueInfo *queue, const DeclaredDifference *difference)
 {
@@ -283,7 +287,7 @@ check_may_change(const QueueInfo *queue, const DeclaredDifference *difference)
 				idemq_grant_text(queue->name, GetUserNameFromId(GetUserId(), false), "admin")));
 }
 
-/* Warns of settings that have been changed since they were declared. */
+/* Warns about settings that have been changed since they were declared. */
 static void
 warn_of_kept(const QueueInfo *queue, const DeclaredDifference *difference)
 {
@@ -311,7 +315,7 @@ ensure_audit(const QueueInfo *queue, const Ensured *done)
 												: idemq_settings_document(queue->id, 0, true);
 	char *text;
 
-	/* A trigger that the DBA has put on the table has deleted the row. */
+	/* A trigger that the DBA has added to the table has deleted the row. */
 	if (settings == (Datum) 0)
 		return;
 	text = JsonbToCString(NULL, &DatumGetJsonbP(settings)->root, 0);
@@ -327,7 +331,7 @@ ensure_audit(const QueueInfo *queue, const Ensured *done)
 
 /*
  * Creates the queue.  Returns false if it exists by now, because its row was written by hand.
- * Raises 55000 if a trigger that the DBA has put on the table keeps the row out.
+ * Raises 55000 if a trigger of the DBA prevents the row from being inserted.
  */
 static bool
 ensure_create(FunctionCallInfo settings, const char *name, Ensured *done)
@@ -339,7 +343,7 @@ ensure_create(FunctionCallInfo settings, const char *name, Ensured *done)
 	idemq_declared_for_create(values);
 	if (!create_queue(values, &queue))
 	{
-		/* The caller would look again indefinitely. */
+		/* Otherwise the caller would try again indefinitely. */
 		if (!idemq_queue_find(name, &queue))
 			ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 					errmsg("queue \"%s\" could not be created", name),
@@ -354,7 +358,7 @@ ensure_create(FunctionCallInfo settings, const char *name, Ensured *done)
 	return true;
 }
 
-/* Copies a declaration, without the settings that are not in a set of bits. */
+/* Copies a declaration, but only the settings in a set of bits. */
 static void
 copy_some(FunctionCallInfo to, FunctionCallInfo from, int64 wanted)
 {
@@ -364,8 +368,8 @@ copy_some(FunctionCallInfo to, FunctionCallInfo from, int64 wanted)
 }
 
 /*
- * Changes the queue to a new declaration.  Returns false if the queue no longer exists.  Which of its
- * settings are new cannot change meanwhile, because the queue's name is locked.
+ * Changes the queue to a new declaration.  Returns false if the queue no longer exists.  The
+ * queue's name is locked, so the set of settings that are new cannot change in the meantime.
  */
 static bool
 ensure_change(FunctionCallInfo settings, QueueInfo *queue, int64 is_new, Ensured *done)
@@ -394,8 +398,8 @@ ensure_change(FunctionCallInfo settings, QueueInfo *queue, int64 is_new, Ensured
 }
 
 /*
- * Carries out a declaration.  Returns false if the caller must look again, because the queue's name is
- * locked now, or because the queue was created or dropped in between.
+ * Applies a declaration.  Returns false if the caller must start again, because the queue's name is
+ * locked now, or because the queue was created or dropped in the meantime.
  */
 static bool
 ensure_queue(FunctionCallInfo settings, const char *name, bool is_locked, Ensured *done)
@@ -459,6 +463,13 @@ SQL_FUNCTION(idemq_sql_ensure_queue)
 	return idemq_row_datum(fcinfo, values, nulls);
 }
 
+typedef struct HandlerDifference
+{
+	Datum changes; /* jsonb */
+	bool is_same;
+	bool is_stopped;
+} HandlerDifference;
+
 /*
  * $1: queue, $2: function, $3: role, $4: workers, $5: batch, $6: max_idle.  If the name of a role now
  * belongs to another role, or to none, it is shown as null.
@@ -482,20 +493,12 @@ static SqlStatement compare_handler =
 		 "'max_idle', CASE WHEN max_idle = $6 THEN max_idle ELSE $6 END) "
 		 "FROM pg_proc p JOIN pg_namespace n ON n.oid = pronamespace "
 		 "WHERE p.oid = $2 AND proargtypes::text = '3802') AS wanted) d WHERE queue_id = $1",
-	 .types = {INT4OID, OIDOID, OIDOID, INT4OID, INT4OID, INTERVALOID}};
+	 .types = {INT4OID, OIDOID, OIDOID, INT4OID, INT4OID, INTERVALOID},
+	 .fields = (const SqlField[]){SQL_FIELD(HandlerDifference, changes),
+								  SQL_FIELD(HandlerDifference, is_same),
+								  SQL_FIELD(HandlerDifference, is_stopped)}};
 
-typedef struct HandlerDifference
-{
-	Datum changes; /* jsonb */
-	bool is_same;
-	bool is_stopped;
-} HandlerDifference;
-
-static const SqlField difference_fields[] = {SQL_FIELD(HandlerDifference, changes),
-											 SQL_FIELD(HandlerDifference, is_same),
-											 SQL_FIELD(HandlerDifference, is_stopped)};
-
-/* Returns the function that an argument of set_handler names, 0 if there is none. */
+/* Returns the function that an argument of set_handler names; 0 if there is none. */
 static Datum
 find_function(const char *name)
 {
@@ -510,30 +513,21 @@ find_function(const char *name)
 	return call->isnull ? ObjectIdGetDatum(InvalidOid) : found;
 }
 
-/* Compares the handler of a queue with the arguments; false when it has none. */
+/* Compares the handler of a queue with the arguments; returns false if the queue has no handler. */
 static bool
 ensure_handler_compare(FunctionCallInfo fcinfo, int32 queue_id, HandlerDifference *difference)
 {
-	MemoryContext caller = CurrentMemoryContext;
 	Datum values[] = {Int32GetDatum(queue_id),
 					  find_function(idemq_arg_text(fcinfo, 1, "function", 1000)),
 					  ObjectIdGetDatum(GetUserId()),
 					  PG_GETARG_DATUM(2),
 					  PG_GETARG_DATUM(3),
 					  PG_GETARG_DATUM(4)};
-	SqlScope scope;
-	bool found;
 
-	memset(difference, 0, sizeof(*difference));
-	idemq_spi_begin(&scope);
-	found = idemq_spi_query_latest(&compare_handler, values, NULL) > 0;
-	if (found)
-		idemq_spi_read(0, difference_fields, difference, caller);
-	idemq_spi_end(&scope);
-	return found;
+	return idemq_spi_row(&compare_handler, values, difference, sizeof(*difference));
 }
 
-/* Returns the row of the result, and warns of a handler that does not run. */
+/* Returns the result row, and warns if the handler is not running. */
 static Datum
 ensure_handler_answer(FunctionCallInfo fcinfo, const char *outcome, const char *queue,
 					  const HandlerDifference *difference)

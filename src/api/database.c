@@ -15,13 +15,13 @@
 
 #define MAX_MOVED_TO 1024 /* bytes */
 
-/* follow() -> whether it did not follow before; 25006. */
+/* follow() -> whether this database did not follow another one before; 25006. */
 SQL_FUNCTION(idemq_sql_follow)
 {
 	PG_RETURN_BOOL(idemq_follow_begin());
 }
 
-/* take_over() -> whether it followed; 25006, 54000, 55000, 55006. */
+/* take_over() -> whether it was following another one; 25006, 54000, 55000, 55006. */
 SQL_FUNCTION(idemq_sql_take_over)
 {
 	PG_RETURN_BOOL(idemq_follow_end());

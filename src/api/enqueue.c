@@ -32,7 +32,8 @@
 #include "txn/txn.h"
 
 /*
- * Arguments of enqueue.  Options begin with delay; enqueue_many has the others at these positions.
+ * Arguments of enqueue.  The options begin with delay; enqueue_many has the other arguments at
+ * these positions.
  */
 enum
 {
@@ -51,13 +52,13 @@ enum
 /* id, outcome, status, result */
 #define ANSWER_COLUMNS 4
 
-/* The column that an option sets, and its array in enqueue_many. */
+/* An option: the column that it sets, and its array argument in enqueue_many. */
 typedef struct JobOption
 {
 	JobColumn column;
-	const char *plural; /* the array's name, */
-	Oid type;			/* the type of its elements, */
-	int many_arg;		/* and its position */
+	const char *plural; /* name of the array argument */
+	Oid type;			/* type of its elements */
+	int many_arg;		/* its position */
 } JobOption;
 
 static const JobOption job_options[OPTIONS] = {
@@ -73,7 +74,7 @@ static const JobOption job_options[OPTIONS] = {
 	[OPTION_KIND] = {COL_KIND, "kinds", TEXTOID, 13},
 };
 
-/* Returns enqueued_at plus an interval by the calendar, as timestamptz + interval. */
+/* Returns enqueued_at plus an interval, like timestamptz + interval in SQL. */
 static Datum
 later(const JobChange *columns, const char *name, Datum interval, int64 least)
 {
@@ -95,7 +96,7 @@ set_option(JobChange *columns, int option, Datum value)
 			value = later(columns, "delay", value, 0);
 			break;
 		case OPTION_RUN_AT:
-			/* Such a job would never be due, or always have been. */
+			/* Such a job would never be due, or would always have been due. */
 			if (TIMESTAMP_NOT_FINITE(DatumGetTimestampTz(value)))
 				ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 						errmsg("run_at must be finite"),
@@ -137,8 +138,8 @@ set_option(JobChange *columns, int option, Datum value)
 }
 
 /*
- * Reads the options from a call's arguments.  first: the position of delay, which the next six
- * options follow; key, key_ttl: their positions, -1 if the function does not have them.
+ * Reads the options from a call's arguments.  first: the position of delay, which is followed by
+ * the next six options; key, key_ttl: their positions, or -1 if the function does not have them.
  */
 void
 idemq_enqueue_read_options(FunctionCallInfo fcinfo, int key, int first, int key_ttl, int kind,
@@ -155,9 +156,9 @@ idemq_enqueue_read_options(FunctionCallInfo fcinfo, int key, int first, int key_
 }
 
 /*
- * Sets what the options say of a new job of a queue; NULL ones say nothing.  Where groups use
- * permits, jobs without a group form a group as well (job/permits.c).  Raises 22023 for options
- * that contradict each other.
+ * Sets the columns of a new job from its options; options that are NULL set nothing.  If the
+ * queue's groups use permits, jobs without a group also form a group (job/permits.c).  Raises 22023
+ * for options that contradict each other.
  */
 void
 idemq_enqueue_set_options(JobChange *columns, const QueueInfo *queue, const NullableDatum *values)
@@ -179,7 +180,7 @@ idemq_enqueue_set_options(JobChange *columns, const QueueInfo *queue, const Null
 		return;
 	if (values[OPTION_GROUP_KEY].isnull)
 		job_set(columns, COL_GROUP_KEY, PointerGetDatum(cstring_to_text("")));
-	/* Blocked until its promotion (job/promote.c), which heeds the time that was asked for. */
+	/* The job is blocked until its promotion (job/promote.c), which respects the requested time. */
 	ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
 	job_set(columns, COL_STATUS, ObjectIdGetDatum(idemq_oids()->status[JOB_BLOCKED]));
 	columns->set &= ~COLUMN_BIT(COL_READY_AT);
@@ -187,14 +188,17 @@ idemq_enqueue_set_options(JobChange *columns, const QueueInfo *queue, const Null
 		job_set(columns, COL_RUN_AT, TimestampTzGetDatum(ready_at));
 }
 
-/* Reads argument n, depends_on, and the one behind it, on_parent_failure; false for no parents. */
+/*
+ * Reads depends_on (argument n) and on_parent_failure (the next one).  Returns false if there are
+ * no parents.
+ */
 static bool
 arg_parents(FunctionCallInfo fcinfo, int n, NewDependencies *depends)
 {
 	ArrayArg parents;
 	char *policy;
 
-	/* Most jobs have none, and pay nothing. */
+	/* The usual case, which must cost nothing. */
 	if (PG_ARGISNULL(n))
 		return false;
 	policy = idemq_arg_text(fcinfo, n + 1, "on_parent_failure", 16);
@@ -254,8 +258,9 @@ duplicate_rule(FunctionCallInfo fcinfo)
 }
 
 /*
- * Writes a new job, or finds its duplicate.  With a batch, that of enqueue_many, the job has
- * its id already, and room if it has no key; without a batch, it gets both here.
+ * Writes a new job, or finds its duplicate.  batch: of enqueue_many, NULL otherwise.  In a batch,
+ * the job already has its id and, unless it has a key, room in the queue; otherwise it gets both
+ * here.
  */
 void
 idemq_enqueue_add(JobsTable *table, JobsBatch *batch, const QueueInfo *queue, JobChange *columns,
@@ -302,7 +307,7 @@ idemq_enqueue_add(JobsTable *table, JobsBatch *batch, const QueueInfo *queue, Jo
 							  .full = full};
 }
 
-/* Returns whether an answer tells of what another transaction has committed. */
+/* Returns whether an answer depends on another transaction's commit. */
 static bool
 is_of_others(const EnqueueAnswer *answer)
 {
@@ -310,7 +315,8 @@ is_of_others(const EnqueueAnswer *answer)
 }
 
 /*
- * Fills the ANSWER_COLUMNS of an answer.  A concurrent duplicate that is not committed is unknown.
+ * Fills the ANSWER_COLUMNS of an answer.  If a concurrent duplicate has not been committed, its id,
+ * status and result are unknown.
  */
 static void
 fill_answer(const EnqueueAnswer *answer, Datum *values, bool *nulls)
@@ -361,7 +367,7 @@ SQL_FUNCTION(idemq_sql_enqueue)
 	if (waits)
 		idemq_new_child(&columns, &depends);
 	idemq_enqueue_add(&table, NULL, &queue, &columns, rule, wait, &answer);
-	/* A duplicate keeps its own parents; these, and the ones that are named now, may be gone. */
+	/* A duplicate keeps its own parents. */
 	if (waits && answer.outcome == OUTCOME_ACCEPTED)
 		idemq_new_child_add(&table, &queue, answer.id, &depends);
 	idemq_jobs_close(&table);
@@ -371,14 +377,14 @@ SQL_FUNCTION(idemq_sql_enqueue)
 	return idemq_row_datum(fcinfo, values, nulls);
 }
 
-/* The arrays of enqueue_many; values of an absent one is NULL. */
+/* The arrays of enqueue_many.  An array that was not passed has values NULL. */
 typedef struct EnqueueArrays
 {
 	ArrayArg payloads;
 	ArrayArg options[OPTIONS];
-	int *order; /* in which the elements are written: those with keys first */
+	int *order; /* order in which the elements are written: those with keys first */
 	int keyed;	/* number of elements with keys */
-	int64 *ids; /* given in the order of the elements */
+	int64 *ids; /* in the order of the elements */
 } EnqueueArrays;
 
 static int
@@ -403,8 +409,8 @@ compare_by_key(const void *a, const void *b, void *arg)
 }
 
 /*
- * Reads the arrays.  Elements with keys are written in the order of their keys,
- * so that two batches wait for each other and never deadlock.
+ * Reads the arrays.  Elements with keys are written in the order of their keys, so that two batches
+ * may wait for each other but do not deadlock.
  */
 static void
 read_arrays(FunctionCallInfo fcinfo, EnqueueArrays *arrays)
@@ -444,7 +450,7 @@ SQL_FUNCTION(idemq_sql_enqueue_many)
 	JobsBatch *batch;
 	DuplicateRule rule = duplicate_rule(fcinfo);
 	JobWait wait = idemq_arg_bool(fcinfo, ARG_NOWAIT, "nowait") ? JOB_SKIPS : JOB_WAITS;
-	NewDependencies depends; /* of each job */
+	NewDependencies depends; /* the same for each job */
 	bool waits = arg_parents(fcinfo, ARG_DEPENDS_ON, &depends);
 	ReturnSetInfo *set;
 	GroupAsks *rooms = NULL;
@@ -457,7 +463,7 @@ SQL_FUNCTION(idemq_sql_enqueue_many)
 	idemq_queue_open(fcinfo, ARG_QUEUE, "queue", PRIVILEGE_ENQUEUE, AccessShareLock, &queue);
 	idemq_jobs_open(&table);
 	read_arrays(fcinfo, &arrays);
-	/* Children do not count before they join their group. */
+	/* A child counts in its group only from the time when it stops waiting for its parents. */
 	if (!waits)
 		rooms = idemq_group_rooms_begin(&table, &queue, &arrays.options[OPTION_GROUP_KEY],
 										arrays.payloads.count);
@@ -478,7 +484,10 @@ SQL_FUNCTION(idemq_sql_enqueue_many)
 
 		CHECK_FOR_INTERRUPTS();
 		MemoryContextReset(job_context);
-		/* Take room for all of them at once: if only one of two calls fits, one succeeds. */
+		/*
+		 * Take room for all jobs at once, so that one of two calls succeeds if only one of them
+		 * fits.
+		 */
 		if (n == arrays.keyed)
 		{
 			idemq_room_for(&queue, arrays.payloads.count - n);

@@ -1,36 +1,37 @@
 /*
  * api/enqueue_sequenced.c
- *		SQL function enqueue_sequenced, for producers that number what they send.
+ *		SQL function enqueue_sequenced, for producers that number their requests.
  *
- * A producer is one ordered log, for example a partition of Kafka: it sends its numbers in
- * ascending order, and some of them again after a failure.  So the highest number that was
- * accepted says of every request whether it was accepted before.  One row of idemq.producers
- * remembers that number, in place of a key of each job.  The job has no key, and in a queue
- * that keeps nothing its row goes with its commit.
+ * A producer is one ordered log, for example a partition of Kafka.  It sends its numbers in
+ * ascending order, and sends some of them again after a failure.  So the highest accepted number
+ * decides for every request whether it was accepted before.  One row of idemq.producers stores this
+ * number, instead of a key for each job.  The job has no key, and in a queue without retention its
+ * row is deleted when the job is committed.
  *
- * A number that is accepted writes the row and the job in one transaction: both are there, or
- * neither.  The update changes no indexed column, so it is HOT: the table has about a row for
- * each producer, and the index gets no entry.
+ * Accepting a number writes the producer's row and the job in one transaction, so either both exist
+ * or neither.  The update changes no indexed column, so it is HOT: the table stays at about one row
+ * per producer, and its index does not grow.
  *
- * Two sessions of one producer: take the commits of accepted numbers in their order.  Each
- * transaction has written the row, and held it to its end; so each has read what the one
- * before it had committed, and its number was higher.  A call that comes while another's
- * transaction is open, with a number that is higher than the last committed one, waits for
- * that transaction's end (lock_timeout applies), and is then compared with what it has left.
- * After a commit the number may be a duplicate; after a rollback it is as if the other had not
- * been.  A number that is not higher than the last committed one is a duplicate whatever the
- * open transaction does, and waits for nobody.
+ * Two sessions of one producer.  Consider the commits of accepted numbers, in their order.  Each
+ * transaction has written the row, and locked it until its end.  So each has read the number that
+ * the previous one committed, and its own number was higher.  If a call comes while the transaction
+ * of another call is open, and its number is higher than the last committed one, it waits for the
+ * end of that transaction (lock_timeout applies).  Then it is compared with the row: after a commit
+ * it may be a duplicate; after a rollback it is as if the other call had never been made.  A number
+ * that is not higher than the last committed one is a duplicate in either case, so its call does
+ * not wait.
  *
- * That is why numbers must be committed in ascending order: if two sessions of a producer
- * commit in the other order, the lower number is lost.  Ids of an outbox table are not such
- * numbers, since transactions do not commit in the order in which they draw them.
+ * Therefore numbers must be committed in ascending order.  If two sessions of a producer commit in
+ * the opposite order, the lower number is lost.  The ids of an outbox table are not suitable,
+ * because transactions do not commit in the order in which they take their ids.
  *
- * Above READ COMMITTED a row that has changed since the transaction's snapshot raises 40001.
+ * Above READ COMMITTED, a row that has changed since the transaction's snapshot raises 40001.
  *
- * A producer's row stays until forget_producer or the drop of the queue: without the row, what
- * is sent again would be accepted again.
+ * A producer's row stays until forget_producer is called or the queue is dropped.  Without the row,
+ * a repeated request would be accepted again.
  *
- * Locks: the queue against being dropped; the producer's row, to the transaction's end.
+ * Locks, until the end of the transaction: the queue, so that it is not dropped; the producer's
+ * row.
  */
 #include "postgres.h"
 
@@ -66,7 +67,7 @@ enum
 		INT4OID, TEXTOID, INT8OID, INT8OID, TIMESTAMPTZOID                                         \
 	}
 
-/* A producer's last number, and its job. */
+/* The last number of a producer, and its job. */
 typedef struct Position
 {
 	int64 seq;
@@ -87,8 +88,8 @@ static SqlStatement read_position =
 	 .fields = (const SqlField[]){SQL_FIELD(Position, seq), SQL_FIELD(Position, job_id)}};
 
 /*
- * Makes a number its producer's last one; false when it is not higher than the last one, which
- * is then in *last.  values: those of POSITION_TYPES.
+ * Stores a number as its producer's last one.  Returns false if it is not higher than the last one,
+ * and sets *last.  values: those of POSITION_TYPES.
  */
 static bool
 take_number(const Datum *values, Position *last)
@@ -110,11 +111,11 @@ take_number(const Datum *values, Position *last)
 		}
 		else if (idemq_spi_do(&begin, values, NULL) > 0)
 			return true;
-		/* Another session has begun the producer since, or has rolled back. */
+		/* Another session has continued the sequence since, or its transaction was rolled back. */
 	}
 }
 
-/* Fills the answer to a number that is the last one already, with what became of its job. */
+/* Fills the answer for a number that equals the last one, with the status and result of its job. */
 static void
 fill_last(int64 id, Datum *values, bool *nulls, bool *own)
 {

@@ -1,32 +1,33 @@
 /*
  * api/events.c
- *		SQL functions await_event, with which an attempt asks for an event, or gives its job back
- *		until the event comes, and send_event, which tells the jobs of a queue of an event.
+ *		SQL functions await_event, which returns an event, or releases the job until the event is
+ *		sent; and send_event, which sends an event to the jobs of a queue.
  *
- * await_event has three answers.  arrived: the event has come; its payload may be NULL.  timed_out:
- * it has not come by the time that the first call set.  waiting: the wait is stored, and the job is
- * released, as by idemq.release.  The attempt does not count, its lease and its permit in
+ * await_event has three outcomes.  arrived: the event has been sent; its payload may be NULL.
+ * timed_out: it was not sent before the deadline that the first call set.  waiting: the wait is
+ * stored, and the job is released, as by idemq.release.  The attempt does not count, its lease and its permit in
  * max_running are free after the commit, and a head of a FIFO group stays the head.  The job's
  * ready_at is the end of the wait, so no timer is needed; send_event sets it to the current time.
  * The next attempt calls await_event again.
  *
- * The answer is a step of the job (table/steps.c): every later call gets the same one, in other
- * attempts too, and the time of a wait begins with the first call.  An event that is there when an
- * attempt asks has arrived, even after the end of the wait, unless the answer was timed_out
- * before.  If the job was asked meanwhile to run once more (on_duplicate => rerun), it continues
- * with its new payload, for which no wait has begun, and is ready at the time that the request
- * asks for.
+ * The outcome is stored as a step of the job (table/steps.c).  So every later call returns the same
+ * outcome, even in other attempts, and a wait begins with the first call.  If the event exists when
+ * an attempt calls await_event, it has arrived, even after the deadline, unless the outcome was
+ * timed_out before.  If the job was asked in the meantime to run once more (on_duplicate => rerun),
+ * it continues with its new payload, for which no wait has begun, and is ready at the requested
+ * time.
  *
  * An event is kept at least for the queue's idempotency_window, so that a job that asks later gets
  * it, too.  During that time the first event of a name counts, and later ones are duplicates.  A
  * duplicate returns the first payload only if row security would show the caller that event.  A
  * role that may only enqueue cannot see payloads; it learns whether its own payload is equal.
  *
- * Each job that waits gets its answer at once (table/events.c).  A job that sleeps for the event
- * is also made ready, by EVENT_RESCHEDULE: after the commit, the scan start is lowered and waiters
- * are woken, as for any job that becomes ready.  A job sleeps for the event if the attempt that
- * waits has given it back, nobody has claimed it since, and its time has not come.  Others are
- * left alone: a job in an attempt asks again, and a job that has failed has its backoff.
+ * send_event stores the outcome for each job that waits (table/events.c).  A job that sleeps until
+ * the event is sent is also made ready, by EVENT_RESCHEDULE: after the commit, the scan start is
+ * lowered and waiters are woken, as for any job that becomes ready.  A job sleeps in this sense if
+ * the waiting attempt has released it, no worker has claimed it since, and its deadline has not
+ * come.  Other jobs do not change: a running job calls await_event again, and a job that has failed
+ * waits for its backoff.
  *
  * Locks of await_event, in this order: the event's name in shared mode, which waits for a
  * transaction that sends the event; the job's row, as for an UPDATE; the step's row.
@@ -34,10 +35,10 @@
  *
  * Locks of send_event, in this order: the queue, so that it is not dropped; the event's name
  * exclusively, which waits for transactions that await or send it; the jobs that wait, in the
- * order of their ids, and their steps.  No transaction holds a sleeping job for long, since no
- * claim takes it.  A job that does not sleep is only locked against deletion, and left out if it
- * is being deleted: if the deletion is rolled back, the job's next attempt finds the event, which
- * is kept.
+ * order of their ids, and their steps.  No transaction holds a sleeping job for long, because claims
+ * do not find it.  A job that does not sleep is only locked against deletion.  If it is being
+ * deleted, it is skipped; if that deletion is rolled back, the job's next attempt finds the event,
+ * which is kept.
  */
 #include "postgres.h"
 
@@ -55,12 +56,12 @@ typedef struct Await
 {
 	StepName name;
 	int64 timeout;
-	int32 queue_id; /* whose event's name is locked */
-	bool asked;		/* to run once more */
-	Step step;		/* as it was; then as it is */
+	int32 queue_id; /* the queue in which the event's name is locked */
+	bool asked;		/* whether the job must run once more */
+	Step step;		/* the step as it was, later as it is */
 } Await;
 
-/* Locks the event's name, then the job, whose attempt is current. */
+/* Locks the event's name and then the job, and checks that the attempt is current. */
 static void
 await_event_lock(Await *await)
 {
@@ -71,7 +72,7 @@ await_event_lock(Await *await)
 	idemq_attempt_find_current(&table, await->name.job_id, await->name.token, &attempt);
 	for (;;)
 	{
-		/* At first, and if somebody has moved the job to another queue. */
+		/* In the first round, and again if the job was moved to another queue. */
 		if (attempt.queue.id != await->queue_id)
 		{
 			await->queue_id = attempt.queue.id;
@@ -92,7 +93,7 @@ await_event_lock(Await *await)
 	idemq_jobs_close(&table);
 }
 
-/* Checks whether the event has come, or the wait is over; writes the step. */
+/* Checks whether the event has been sent, or the wait is over; writes the step. */
 static void
 await_event_look(Await *await)
 {
@@ -100,7 +101,7 @@ await_event_look(Await *await)
 	TimestampTz now = idemq_now();
 	bool locked = step->state != STEP_NONE;
 
-	/* A wait that has begun keeps its beginning and its end. */
+	/* A wait that has begun keeps its start and its deadline. */
 	if (step->state != STEP_WAITING)
 		*step = (Step){.begun_at = now, .call_until = now + await->timeout};
 	step->state = STEP_WAITING;
@@ -111,7 +112,10 @@ await_event_look(Await *await)
 	(void) idemq_step_write(&await->name, await->queue_id, step, locked);
 }
 
-/* Answers the wait; while the event has not come, gives the job back until the wait's end. */
+/*
+ * Returns the outcome.  If the event has not been sent yet, releases the job until the end of the
+ * wait.
+ */
 static void
 answer_wait(Await *await)
 {
@@ -142,7 +146,7 @@ answer_wait(Await *await)
 	}
 	if (await->step.state != STEP_WAITING)
 		return;
-	/* The release adds this to a later now, so the job is not ready before call_until. */
+	/* The release adds this to a later time, so the job is not ready before call_until. */
 	if (!await->asked)
 		finish.delay = Max(await->step.call_until - idemq_now(), 0);
 	(void) idemq_finish_by_token(await->name.job_id, await->name.token, &finish, true, &attempt);
@@ -173,8 +177,9 @@ SQL_FUNCTION(idemq_sql_await_event)
 }
 
 /*
- * Makes a job that sleeps ready, and so locks its row; locks another job's row against deletion.
- * False when the job is gone, or is being deleted.
+ * Makes a job ready that waits for the event, which locks its row; if the job does not wait any
+ * more, locks its row against deletion.  Returns false if the job does not exist or is being
+ * deleted.
  */
 static bool
 send_event_wake(JobsTable *table, const EventWait *wait)
@@ -191,10 +196,10 @@ send_event_wake(JobsTable *table, const EventWait *wait)
 			return false;
 		args.now = args.ready_at = idemq_now();
 		args.priority = job.priority;
-		/* The attempt that waits gave it back, nobody has claimed it since. */
+		/* The waiting attempt has released the job, and no worker has claimed it since. */
 		if (job.status == JOB_PENDING && job.token == wait->token && job.ready_at > args.now)
 			write = idemq_transition(table, &job, &queue, EVENT_RESCHEDULE, &args, JOB_WAITS);
-		/* The same, but the job's group is paused. */
+		/* The same, in a group that is paused. */
 		else if (job.status == JOB_BLOCKED && job.token == wait->token &&
 				 job_time(&job, COL_RUN_AT) > args.now)
 		{
@@ -210,7 +215,7 @@ send_event_wake(JobsTable *table, const EventWait *wait)
 	}
 }
 
-/* Answers all jobs that wait, and wakes those that sleep. */
+/* Stores the event for all jobs that wait for it, and makes those ready that were released. */
 static void
 send_event_tell(const EventName *event, Datum payload)
 {
@@ -240,7 +245,7 @@ send_event_tell(const EventName *event, Datum payload)
 	idemq_waits_arrived(event, ids, held, payload);
 }
 
-/* Returns whether two payloads are equal; 0 is the payload of an event that was sent without. */
+/* Returns whether two payloads are equal; 0 is the payload of an event without one. */
 static bool
 event_is_same(Datum first, Datum second)
 {
@@ -249,7 +254,10 @@ event_is_same(Datum first, Datum second)
 	return idemq_same_document(first, second);
 }
 
-/* Shapes an answer; first: the payload that counts; shown: whether the caller gets it. */
+/*
+ * Returns the result row of send_event.  first: the payload that counts; shown: the caller may see
+ * it.
+ */
 static Datum
 send_event_answer(FunctionCallInfo fcinfo, Outcome outcome, Datum first, bool shown, bool same)
 {
@@ -278,7 +286,10 @@ SQL_FUNCTION(idemq_sql_send_event)
 	idemq_queue_open(fcinfo, 0, "queue", PRIVILEGE_ENQUEUE, AccessShareLock, &queue);
 	event = (EventName){queue.id, PG_GETARG_DATUM(1)};
 	idemq_event_lock(&event, ExclusiveLock);
-	/* Read with the name locked: an event of that name that was sent before has an earlier time. */
+	/*
+	 * Taken while the name is locked, so it is later than the time of any earlier event of that
+	 * name.
+	 */
 	now = idemq_now();
 	if (idemq_event_find(&event, now, &first))
 	{

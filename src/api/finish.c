@@ -31,7 +31,7 @@
 #include "queue/queue.h"
 #include "table/table.h"
 
-/* The arrays of a batch; values of an absent one is NULL. */
+/* The arrays of a batch.  An array that was not passed has values NULL. */
 typedef struct Batch
 {
 	ArrayArg ids;
@@ -46,13 +46,13 @@ typedef struct BatchItem
 {
 	int64 id;
 	int64 token;
-	int32 ord; /* its position in the caller's arrays, from 0 */
+	int32 ord; /* position in the caller's arrays, from 0 */
 } BatchItem;
 
-/* Takes one answer of a batch; ord: the element's position in the arguments, from 0. */
+/* Receives one outcome of a batch; ord: the element's position in the arguments, from 0. */
 typedef void (*FinishAnswer)(const Attempt *attempt, int32 ord, Outcome outcome, void *arg);
 
-/* As idemq_finish_by_token, for the attempt of arguments id and token. */
+/* Like idemq_finish_by_token, for the attempt of arguments id and token. */
 static Outcome
 finish_attempt(FunctionCallInfo fcinfo, Finish *finish, bool raise, Attempt *attempt)
 {
@@ -60,7 +60,7 @@ finish_attempt(FunctionCallInfo fcinfo, Finish *finish, bool raise, Attempt *att
 	return idemq_finish_by_token(PG_GETARG_INT64(0), PG_GETARG_INT64(1), finish, raise, attempt);
 }
 
-/* As finish_attempt; returns the outcome as a value of SQL. */
+/* Like finish_attempt, but returns the outcome as an SQL value. */
 static Datum
 finish_one(FunctionCallInfo fcinfo, Finish *finish, bool raise)
 {
@@ -79,7 +79,7 @@ compare_items(const void *a, const void *b)
 	return order != 0 ? order : idemq_compare_int64(&x->token, &y->token);
 }
 
-/* As compare_items; equal ones are in the order of the caller's arrays. */
+/* Like compare_items, but equal ones are in the order of the caller's arrays. */
 static int
 compare_items_stably(const void *a, const void *b)
 {
@@ -88,7 +88,7 @@ compare_items_stably(const void *a, const void *b)
 	return order != 0 ? order : ((const BatchItem *) a)->ord - ((const BatchItem *) b)->ord;
 }
 
-/* Reads ids and tokens, and commit's results, or fail's errors and details. */
+/* Reads ids and tokens, and the results of commit, or the errors and details of fail. */
 static void
 read_batch(FunctionCallInfo fcinfo, FinishKind kind, Batch *batch)
 {
@@ -114,9 +114,9 @@ element(const ArrayArg *array, int n)
 }
 
 /*
- * Ends the attempts of arguments ids and tokens, all in one way.  Argument 2 has commit's
- * results or fail's errors, argument 5 fail's details.  Calls answer for each different pair
- * of id and token, also for two tokens of one job; the attempt's job is void by then.
+ * Ends the attempts of arguments ids and tokens, all in the same way.  Argument 2 contains the
+ * results of commit or the errors of fail, argument 5 the details of fail.  Calls add for each
+ * different pair of id and token, even for two tokens of one job.  attempt->job is invalid by then.
  */
 static void
 finish_batch(FunctionCallInfo fcinfo, Finish *finish, FinishAnswer answer, void *arg)
@@ -132,8 +132,8 @@ finish_batch(FunctionCallInfo fcinfo, Finish *finish, FinishAnswer answer, void 
 
 	read_batch(fcinfo, finish->kind, &batch);
 	/*
-	 * In the order of their ids, so that two batches never deadlock; of an (id, token) named
-	 * twice, the first.
+	 * In the order of their ids, so that two batches do not deadlock.  Of several equal pairs (id,
+	 * token), only the first is used.
 	 */
 	n = batch.ids.count;
 	items = MemoryContextAllocHuge(CurrentMemoryContext, Max(n, 1) * sizeof(BatchItem));
@@ -178,7 +178,7 @@ add_to_set(const Attempt *attempt, int32 ord, Outcome outcome, void *arg)
 	tuplestore_putvalues(set->setResult, set->setDesc, values, nulls);
 }
 
-/* As finish_batch; returns a set of (id, token, outcome). */
+/* Like finish_batch, but returns a set of (id, token, outcome). */
 static Datum
 finish_many(FunctionCallInfo fcinfo, Finish *finish)
 {
@@ -324,18 +324,18 @@ SQL_FUNCTION(idemq_sql_revoke_lease)
 	return idemq_change_one(fcinfo, &revoker);
 }
 
-/* Positions of the arguments behind the commit's. */
+/* Positions of the arguments after those of commit_many. */
 #define ARG_QUEUE 3
 #define ARG_CLAIM 4
 
 /* A call of commit_many_and_claim. */
 typedef struct BatchCall
 {
-	ClaimCall claim; /* from the queue of the first job, by the arguments, that is committed */
-	int32 first;	 /* the position of that job; -1: none */
+	ClaimCall claim; /* its queue is that of job first */
+	int32 first;	 /* in the arguments, position of the first committed job; -1: none */
 } BatchCall;
 
-/* Returns the name of the queue that was asked for, NULL for the job's own. */
+/* Returns the argument queue, or NULL, which means the queue of the job. */
 static char *
 queue_arg(FunctionCallInfo fcinfo)
 {
@@ -343,7 +343,7 @@ queue_arg(FunctionCallInfo fcinfo)
 								   : idemq_arg_text(fcinfo, ARG_QUEUE, "queue", IDEMQ_MAX_NAME_ARG);
 }
 
-/* Says that nothing can be claimed; an error would undo the commit. */
+/* Warns that no job can be claimed.  An error would undo the commit. */
 static void
 commit_and_claim_warn(const char *queue, const char *why)
 {
@@ -355,7 +355,9 @@ commit_and_claim_warn(const char *queue, const char *why)
 			"job."));
 }
 
-/* Claims from a queue by name, or from the one that the call has already. */
+/*
+ * Claims from the queue with a name, or, if it is NULL, from the queue that the call already has.
+ */
 static void
 claim_next(ClaimCall *call, const char *name)
 {

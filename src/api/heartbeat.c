@@ -35,7 +35,7 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* As idemq_lease_beat; notes the new deadline, which may be earlier than the old one. */
+/* Like idemq_lease_beat, but also notes the new deadline, which may be earlier than the old one. */
 static LeaseBeat
 beat_entry(int32 queue_id, int64 id, int64 token, int64 length)
 {
@@ -53,9 +53,9 @@ beat_entry(int32 queue_id, int64 id, int64 token, int64 length)
 }
 
 /*
- * Beats for a lease that has no entry: gives it one, or, when the table is full, writes the
- * row's deadline.  Never waits: while another transaction holds the row, the job stays the
- * worker's until that transaction commits.
+ * Extends a lease that has no entry: adds an entry, or, if the table is full, writes the deadline
+ * into the row.  Never waits: while another transaction holds the row, the attempt remains current
+ * until that transaction commits.
  */
 static Outcome
 beat_by_row(int64 id, int64 token, int64 length)
@@ -76,7 +76,10 @@ beat_by_row(int64 id, int64 token, int64 length)
 	if (outcome == OUTCOME_CURRENT)
 	{
 		length = length > 0 ? length : idemq_row_lease(&attempt.job);
-		/* As in a claim's row, job_timeout does not shorten it: that would shorten the next, too. */
+		/*
+		 * Not shortened by job_timeout, as in a claim's row, because the next heartbeat would use
+		 * the shorter length.
+		 */
 		args.deadline = args.now + length;
 		switch (idemq_lost_lease_renew(&lost, &attempt.job, &attempt.queue, length))
 		{
@@ -90,11 +93,11 @@ beat_by_row(int64 id, int64 token, int64 length)
 			case LEASE_TAKEN:
 				(void) idemq_lost_leases_settle(&lost, &table, &attempt.queue);
 				outcome = idemq_attempt_find(&table, id, token, &attempt);
-				/* The new entry does not know the worker's process. */
+				/* The new entry does not contain the key of the worker's process. */
 				if (outcome == OUTCOME_CURRENT)
 					(void) beat_entry(attempt.queue.id, id, token, length);
 				break;
-			case LEASE_LIMIT: /* stands in the way of claims only */
+			case LEASE_LIMIT: /* limits are only for claims */
 				break;
 		}
 	}
@@ -103,7 +106,7 @@ beat_by_row(int64 id, int64 token, int64 length)
 	return outcome == OUTCOME_ALREADY_COMMITTED ? OUTCOME_STALE : outcome;
 }
 
-/* Starts a lease again from now; see the SQL function. */
+/* Restarts a lease from now; see the SQL function heartbeat. */
 static Outcome
 heartbeat_beat(int64 id, int64 token, int64 length)
 {
@@ -148,9 +151,8 @@ SQL_FUNCTION(idemq_sql_heartbeat)
 
 /*
  * heartbeat_many(ids, tokens, lease, end_waits) -> setof (id, token, outcome as heartbeat); 22004,
- *		22023 and 53400.
- * Leases with an entry come first: an error at another's row, such as 53400 for a queue without
- * a state, does not keep them from being renewed.
+ * 22023, 53400.  Leases that have entries are extended first, so that an error at the row of
+ * another job, such as 53400 for a queue without a state, does not prevent this.
  */
 SQL_FUNCTION(idemq_sql_heartbeat_many)
 {
@@ -158,7 +160,7 @@ SQL_FUNCTION(idemq_sql_heartbeat_many)
 	ArrayArg ids;
 	ArrayArg tokens;
 	ReturnSetInfo *set;
-	Datum *outcomes; /* 0: not yet */
+	Datum *outcomes; /* 0: not known yet */
 
 	idemq_arg_attempts(fcinfo, &ids, &tokens);
 	idemq_end_waits_arg(fcinfo, 3);
@@ -257,7 +259,7 @@ SQL_FUNCTION(idemq_sql_assert_current)
 }
 
 /*
- * hold_claimed() -> held, busy or gone: as assert_current, for the one job that this session's
+ * hold_claimed() -> held, busy or gone: like assert_current, for the only job that this session's
  * last transaction claimed; never waits for another transaction.
  */
 SQL_FUNCTION(idemq_sql_hold_claimed)

@@ -14,7 +14,7 @@
 #include "queue/queue.h"
 #include "table/table.h"
 
-/* What is asked for. */
+/* What the hold applies to. */
 typedef enum HoldScope
 {
 	SCOPE_DEFAULT, /* the group, if the job has one; otherwise the queue */
@@ -22,7 +22,7 @@ typedef enum HoldScope
 	SCOPE_QUEUE
 } HoldScope;
 
-/* Reads scope, argument 4; raises 22023 for an unknown one. */
+/* Reads argument 4, scope; raises 22023 for an unknown one. */
 static HoldScope
 arg_scope(FunctionCallInfo fcinfo)
 {
@@ -41,7 +41,7 @@ arg_scope(FunctionCallInfo fcinfo)
 					"group."));
 }
 
-/* Reads the end of a hold from delay or until, arguments 2 and 3; raises 22004, 22023. */
+/* Reads the end of a hold from arguments 2 and 3, delay and until; raises 22004, 22023. */
 static TimestampTz
 arg_end(FunctionCallInfo fcinfo, TimestampTz now)
 {
@@ -63,7 +63,7 @@ arg_end(FunctionCallInfo fcinfo, TimestampTz now)
 	return until;
 }
 
-/* Returns the name of the group that is to be held back; 0 for the queue.  Raises 22023. */
+/* Returns the name of the group to hold back; 0: the queue.  Raises 22023. */
 static Datum
 group_to_hold(const Attempt *attempt, HoldScope scope)
 {
@@ -85,7 +85,7 @@ group_to_hold(const Attempt *attempt, HoldScope scope)
  */
 SQL_FUNCTION(idemq_sql_hold_back)
 {
-	/* Before the snapshot: job/holds.c relies on it. */
+	/* Before the snapshot is taken: job/holds.c relies on this. */
 	TimestampTz now = idemq_now();
 	HoldScope scope;
 	JobsTable table;
@@ -100,7 +100,10 @@ SQL_FUNCTION(idemq_sql_hold_back)
 	idemq_jobs_open_to_read(&table);
 	idemq_attempt_find_current(&table, PG_GETARG_INT64(0), PG_GETARG_INT64(1), &attempt);
 	group = group_to_hold(&attempt, scope);
-	/* A concurrent drop of the queue would leave our row behind.  We do not wait for a drop. */
+	/*
+	 * If the queue is being dropped, our row would remain after the drop.  We do not wait for the
+	 * drop.
+	 */
 	if (!idemq_queue_try_lock(attempt.queue.id, AccessShareLock))
 		ereport(ERROR, errcode(ERRCODE_LOCK_NOT_AVAILABLE),
 				errmsg("queue \"%s\" is being dropped", attempt.queue.name),
@@ -111,8 +114,8 @@ SQL_FUNCTION(idemq_sql_hold_back)
 }
 
 /*
- * end_holds(queue_id, group_key) -> how many: ends the hold of a group, or with NULL those of the
- * queue and of all of its groups.
+ * end_holds(queue_id, group_key) -> number of holds ended: the hold of a group, or, if group_key is
+ * NULL, those of the queue and all of its groups.
  */
 SQL_FUNCTION(idemq_sql_internal_end_holds)
 {

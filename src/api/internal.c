@@ -25,7 +25,7 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* caller() -> the role that has called. */
+/* caller() -> the role that called the wrapper. */
 SQL_FUNCTION(idemq_sql_internal_caller)
 {
 	PG_RETURN_OID(idemq_wrapper_caller());
@@ -133,7 +133,7 @@ SQL_FUNCTION(idemq_sql_internal_check_kind)
 /* raise_message(is a warning, message, hint, detail) -> void; hint and detail may be NULL. */
 SQL_FUNCTION(idemq_sql_internal_raise_message)
 {
-	(void) idemq_wrapper_caller(); /* raises outside a wrapper's call */
+	(void) idemq_wrapper_caller(); /* raises an error outside a wrapper's call */
 	idemq_wrapper_report(PG_GETARG_BOOL(0) ? WARNING : NOTICE,
 						 TextDatumGetCString(PG_GETARG_DATUM(1)),
 						 PG_ARGISNULL(3) ? NULL : TextDatumGetCString(PG_GETARG_DATUM(3)),
@@ -141,7 +141,7 @@ SQL_FUNCTION(idemq_sql_internal_raise_message)
 	PG_RETURN_VOID();
 }
 
-/* Returns the QueuePrivilege bits that a word stands for. */
+/* Returns the QueuePrivilege bits for the name of a privilege. */
 static int
 internal_privileges_named(const char *word)
 {
@@ -151,7 +151,7 @@ internal_privileges_named(const char *word)
 										 : PRIVILEGE_ADMIN;
 }
 
-/* Returns a queue's id, for a caller that has the privilege; locks it as hold asks for. */
+/* Returns a queue's id if the caller has the privilege; locks the queue as hold says. */
 static int32
 open_queue(FunctionCallInfo fcinfo, const char *privilege, const char *hold, const char *argument)
 {
@@ -179,11 +179,16 @@ open_queue(FunctionCallInfo fcinfo, const char *privilege, const char *hold, con
 
 /*
  * queue(name, privilege, hold, argument) -> its id; IQ005, 42501, 22004, 22023.
- * privilege: enqueue, claim, admin; change: enqueue or admin; any: needs none, and ignores hold.
- * hold, to the end of the transaction: '': not at all; share: it cannot be dropped; keep: nor can
- * its row be deleted; name: as keep, even if the row is newer than the snapshot, and the name is
- * locked (idemq_queue_lock_name); exclusive: nobody else holds it, and the name is locked.
- * argument: the caller's argument's name.
+ *
+ * privilege: enqueue, claim or admin; change: enqueue or admin; any: none is required, and hold is
+ * ignored.
+ *
+ * hold, until the end of the transaction: '': no lock; share: the queue cannot be dropped; keep: in
+ * addition, its row cannot be deleted; name: like keep, even if the row is newer than the snapshot,
+ * and the name is locked (idemq_queue_lock_name); exclusive: no other session holds the queue, and
+ * the name is locked.
+ *
+ * argument: the name of the caller's argument, for messages.
  */
 SQL_FUNCTION(idemq_sql_internal_queue)
 {
@@ -196,14 +201,19 @@ SQL_FUNCTION(idemq_sql_internal_queue)
 	PG_RETURN_INT32(id);
 }
 
-/* try_share_queue(queue_id) -> whether nobody is dropping it; then nobody can.  Never waits. */
+/*
+ * try_share_queue(queue_id) -> false if a session is dropping the queue; otherwise the queue cannot
+ * be dropped until the end of the transaction.  Never waits.
+ */
 SQL_FUNCTION(idemq_sql_internal_try_share_queue)
 {
 	(void) idemq_wrapper_caller();
 	PG_RETURN_BOOL(idemq_queue_try_lock(PG_GETARG_INT32(0), AccessShareLock));
 }
 
-/* tick_key(queue_id, key) -> void: the tick that is being enqueued uses this key; queue_id 0: end. */
+/*
+ * tick_key(queue_id, key) -> void: the next tick is enqueued with this key; queue_id 0: ends this.
+ */
 SQL_FUNCTION(idemq_sql_internal_tick_key)
 {
 	text *key;
@@ -250,8 +260,8 @@ SQL_FUNCTION(idemq_sql_internal_role_of)
 }
 
 /*
- * lock_role(role, what) -> its name; locks what it is granted, or its schedules, to the end of
- * the transaction; 42704.
+ * lock_role(role, what) -> its name; locks its grants or its schedules until the end of the
+ * transaction; 42704.
  */
 SQL_FUNCTION(idemq_sql_internal_lock_role)
 {
@@ -266,7 +276,10 @@ SQL_FUNCTION(idemq_sql_internal_lock_role)
 	PG_RETURN_NAME(name);
 }
 
-/* settle_usage(role) -> void: gives it, or takes away, USAGE of schema idemq; its lock is held. */
+/*
+ * settle_usage(role) -> void: grants USAGE on schema idemq to a role if it needs it, and otherwise
+ * revokes it.  The caller holds the role's lock.
+ */
 SQL_FUNCTION(idemq_sql_internal_settle_usage)
 {
 	(void) idemq_wrapper_caller();
@@ -275,8 +288,8 @@ SQL_FUNCTION(idemq_sql_internal_settle_usage)
 }
 
 /*
- * deletable(queue_id, ids, hold) -> those ids of the queue's jobs that may be deleted together;
- * what to lock before, and what hold locks: table/jobs_deletable.c.
+ * deletable(queue_id, ids, hold) -> those of the queue's jobs that may be deleted together.
+ * table/jobs_deletable.c says what must be locked before, and what hold locks.
  */
 SQL_FUNCTION(idemq_sql_internal_deletable)
 {
@@ -298,7 +311,7 @@ SQL_FUNCTION(idemq_sql_internal_deletable)
 	PG_RETURN_DATUM(idemq_int8_array(ids, count));
 }
 
-/* forget_queue(queue_id) -> void: shared memory forgets it when its deletion is committed. */
+/* forget_queue(queue_id) -> void: frees the queue's shared memory when its deletion commits. */
 SQL_FUNCTION(idemq_sql_internal_forget_queue)
 {
 	(void) idemq_wrapper_caller();
@@ -306,7 +319,7 @@ SQL_FUNCTION(idemq_sql_internal_forget_queue)
 	PG_RETURN_VOID();
 }
 
-/* wake_queue(queue_id) -> void: after the commit, sessions that wait for its jobs look again. */
+/* wake_queue(queue_id) -> void: after the commit, wakes the sessions that wait for its jobs. */
 SQL_FUNCTION(idemq_sql_internal_wake_queue)
 {
 	(void) idemq_wrapper_caller();
@@ -322,14 +335,14 @@ SQL_FUNCTION(idemq_sql_internal_pause_group)
 
 	(void) idemq_wrapper_caller();
 	if (!idemq_queue_by_id(PG_GETARG_INT32(0), &queue))
-		PG_RETURN_VOID(); /* does not happen: the caller has locked the queue's row */
+		PG_RETURN_VOID(); /* cannot happen, because the caller has locked the queue's row */
 	idemq_jobs_open(&table);
 	(void) idemq_group_pause_block(&table, &queue, PG_GETARG_DATUM(1), DT_NOBEGIN, PG_INT32_MAX);
 	idemq_jobs_close(&table);
 	PG_RETURN_VOID();
 }
 
-/* handler_refusal(queue_id) -> why its handler does not run, NULL when it may; 53400. */
+/* handler_refusal(queue_id) -> why its handler cannot run; NULL: it can; 53400. */
 SQL_FUNCTION(idemq_sql_internal_handler_refusal)
 {
 	HandlerInfo handler;
@@ -348,8 +361,8 @@ SQL_FUNCTION(idemq_sql_internal_handler_refusal)
 }
 
 /*
- * audit(action, queue_id, queue, details, job_id, jobs) -> void: writes a row of idemq.audit.
- * NULL: not known; queue_id 0: it is about no queue.
+ * audit(action, queue_id, queue, details, job_id, jobs) -> void: adds an audit entry.  NULL means
+ * unknown; queue_id 0 means that the entry does not belong to a queue.
  */
 SQL_FUNCTION(idemq_sql_internal_audit)
 {
@@ -394,7 +407,10 @@ kept_statement(FunctionCallInfo fcinfo, int first)
 	return statement;
 }
 
-/* Runs the query in argument first with the arguments behind it; returns its rows as a set. */
+/*
+ * Runs the query in argument first, with the following arguments as its parameters; returns its
+ * rows as a set.
+ */
 static void
 run_query(FunctionCallInfo fcinfo, int first, bool latest)
 {
@@ -415,14 +431,16 @@ run_query(FunctionCallInfo fcinfo, int first, bool latest)
 				  : idemq_spi_run(statement, values, nulls);
 	for (uint64 i = 0; i < rows; i++)
 		tuplestore_puttuple(set->setResult, SPI_tuptable->vals[i]);
-	/* The executor compares it with what the caller has declared. */
+	/* The executor compares this with the columns that the caller has declared. */
 	old = MemoryContextSwitchTo(set->econtext->ecxt_per_query_memory);
 	set->setDesc = CreateTupleDescCopy(SPI_tuptable->tupdesc);
 	MemoryContextSwitchTo(old);
 	SPI_finish();
 }
 
-/* latest(query, args ...) -> its rows under the latest snapshot, as the owner; it reads. */
+/*
+ * latest(query, args ...) -> its rows under the latest snapshot, as the owner; it must not write.
+ */
 SQL_FUNCTION(idemq_sql_internal_latest)
 {
 	(void) idemq_wrapper_caller();
@@ -430,7 +448,7 @@ SQL_FUNCTION(idemq_sql_internal_latest)
 	return (Datum) 0;
 }
 
-/* as_caller(query, args ...) -> its rows, as the role that has called; it may write. */
+/* as_caller(query, args ...) -> its rows, as the role that called the wrapper; it may write. */
 SQL_FUNCTION(idemq_sql_internal_as_caller)
 {
 	int level = idemq_wrapper_become_caller();

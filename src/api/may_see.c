@@ -1,7 +1,7 @@
 /*
  * api/may_see.c
- *		SQL functions by which row-level security and views ask what a role may do; and those
- *		that tell a queue's id from its name, and its name from its id.
+ *		SQL functions that tell row-level security and views what a role may do; and functions that
+ *		convert between a queue's id and its name.
  */
 #include "postgres.h"
 
@@ -65,7 +65,7 @@ SQL_FUNCTION(idemq_sql_queue_id)
 	PG_RETURN_INT32(queue.id);
 }
 
-/* queue_name(queue_id) -> its name, NULL for a role that may not know of it. */
+/* queue_name(queue_id) -> its name; NULL if the role has no privilege on it. */
 SQL_FUNCTION(idemq_sql_queue_name)
 {
 	QueueInfo queue;

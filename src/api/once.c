@@ -1,16 +1,16 @@
 /*
  * api/once.c
- *		Functions that let an effect happen once: once for an effect without a job, commit_once,
- *		which claims and commits a job in the transaction of its effect, and the trigger function
- *		fence for users' own tables.
+ *		Functions that make an effect happen only once: once, for an effect without a job;
+ *		commit_once, which claims and commits a job in the transaction of its effect; and the
+ *		trigger function fence, for users' own tables.
  *
  * once: idemq_internal.seen contains a row for each pair of scope and key.  Its unique index
  * decides which call is first, and waits for a concurrent duplicate whose transaction is open.  A
  * row that has expired does not count.  No index contains expires_at, so renewing a row is a HOT
- * update, except once a minute (visit_at) and when the page is full.  So a key that is used again
- * and again leaves few index entries behind, even while an old snapshot exists, and looking it up
- * stays cheap.  A query comes first, and again after a wait, because an upsert would lock the row
- * that it finds, and each later call would then wait for the transaction of the call before it.
+ * update, except once per minute (visit_at) and when the page is full.  So even a key that is used
+ * very often leaves few index entries behind, even while an old snapshot exists, and looking it up
+ * stays cheap.  The function begins with a query, and repeats it after a wait.  An upsert alone would
+ * lock the row that it finds, so each call would wait for the transaction of the previous one.
  *
  * commit_once: job/claim_by_id.c does the work.
  *
@@ -20,10 +20,10 @@
  *		CREATE TRIGGER fence BEFORE INSERT OR UPDATE ON charges
  *			FOR EACH ROW EXECUTE FUNCTION idemq.fence('job_id', 'token');
  *
- * The trigger refuses a row whose token is no longer the job's, whichever worker has the job now.
- * It locks the job's row FOR SHARE, as assert_current does, so no newer token is issued until the
- * transaction ends.  If this transaction has committed the job in a queue that keeps nothing, the
- * job has no row any more, and never gets another token.
+ * The trigger refuses a row whose token is no longer the job's current token.  It locks the job's
+ * row FOR SHARE, as assert_current does, so no newer token is issued until the transaction ends.  If
+ * this transaction has committed the job in a queue without retention, the job's row no longer
+ * exists, and the job never gets another token.
  */
 #include "postgres.h"
 
@@ -44,7 +44,7 @@
 
 #define MAX_SCOPE 256 /* bytes */
 
-/* Parameters of all three: scope, key, now, the new expires_at. */
+/* Parameters of all three statements: scope, key, now, the new expires_at. */
 static SqlStatement find =
 	{.text = "SELECT $4 FROM idemq_internal.seen WHERE scope = $1 AND key = $2 AND expires_at > $3",
 	 .types = {TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
@@ -80,7 +80,7 @@ is_first(const Datum *values)
 }
 
 /*
- * once(scope, key, ttl) -> whether this is the first time, until ttl has passed;
+ * once(scope, key, ttl) -> whether the pair is new, or was last seen longer than its ttl ago;
  * 22004, 22023, 25006; 40001 above READ COMMITTED.
  */
 SQL_FUNCTION(idemq_sql_once)
@@ -158,8 +158,8 @@ fence_column(const TriggerData *data, HeapTuple row, int n, const char *name)
 }
 
 /*
- * fence('job_id', 'token') -> trigger; IQ001 for a stale token, IQ002 without the
- * job, 42703, 22004, 0A000, 40001.
+ * fence('job_id', 'token') -> trigger; IQ001 for a stale token, IQ002 if the job does not exist,
+ * 42703, 22004, 0A000, 40001.
  */
 SQL_FUNCTION(idemq_sql_fence)
 {
@@ -188,7 +188,9 @@ SQL_FUNCTION(idemq_sql_fence)
 
 		if (outcome == OUTCOME_NOT_FOUND && idemq_attempt_is_gone(&table, &attempt))
 			break;
-		/* The attempt's own commit, in this transaction or before, issues no newer token. */
+		/*
+		 * The attempt's own commit, in this transaction or an earlier one, issues no newer token.
+		 */
 		if (outcome == OUTCOME_ALREADY_COMMITTED && attempt.job.token != token)
 			outcome = OUTCOME_STALE;
 		if (outcome != OUTCOME_ALREADY_COMMITTED)

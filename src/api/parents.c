@@ -1,7 +1,7 @@
 /*
  * api/parents.c
- *		SQL functions about the parents of a job: parents returns what has become of them, and
- *		add_parents lets a running job make a child wait for further parents.
+ *		SQL functions about the parents of a job: parents returns their statuses and results, and
+ *		add_parents lets a running job add parents to a child.
  *
  * A role that may claim from the job's queue, or administer it, sees the results of the job's
  * parents, even if it has no privilege on the queues of the parents: the role that enqueued the job
@@ -25,9 +25,9 @@
 #define PARENT_COLUMNS 4
 
 /*
- * Adds a parent's row.  A parent that is gone has the status of its deletion, or none.  To a role
- * without a privilege on the parent's queue it shows no result before the child has come to run,
- * and neither status nor result if it was claimed again since then.
+ * Adds a parent's row.  If the parent was deleted, its status is the one before the deletion, if
+ * known.  A role without a privilege on the parent's queue sees the result only after the child has
+ * been claimed, and sees neither status nor result if the parent was claimed again since then.
  */
 static void
 add_parent_row(JobsTable *table, const DependencyGone *parent, ReturnSetInfo *set)
@@ -58,7 +58,10 @@ add_parent_row(JobsTable *table, const DependencyGone *parent, ReturnSetInfo *se
 	tuplestore_putvalues(set->setResult, set->setDesc, values, nulls);
 }
 
-/* parents(id) -> setof (parent, queue, status, result), none if the role may not know; 22004. */
+/*
+ * parents(id) -> setof (parent, queue, status, result); no rows if the role may not see the job;
+ * 22004.
+ */
 SQL_FUNCTION(idemq_sql_parents)
 {
 	int64 id;

@@ -54,7 +54,7 @@ SQL_FUNCTION(idemq_sql_topic_matches)
 	PG_RETURN_BOOL(idemq_topic_matches(&pattern, &topic));
 }
 
-/* Returns whether there is a space.  Raises 42501 for one on which the role holds no privilege. */
+/* Returns whether a space exists.  Raises 42501 if the role has no privilege on it. */
 static bool
 is_usable_topic(const char *name)
 {
@@ -67,9 +67,9 @@ is_usable_topic(const char *name)
 }
 
 /*
- * ensure_topic(topic) -> whether it was created; 22004, 22023, 42501, 25006.  As ensure_queue
- * (api/create_queue.c): a call that finds the space reads only, and of two that create it at once the
- * second finds the space of the first.
+ * ensure_topic(topic) -> whether it was created; 22004, 22023, 42501, 25006.  Like ensure_queue
+ * (api/create_queue.c), it only reads if the space exists, and if two calls create the space at the
+ * same time, the second one finds it.
  */
 SQL_FUNCTION(idemq_sql_ensure_topic)
 {
@@ -117,7 +117,7 @@ SQL_FUNCTION(idemq_sql_internal_topic_space)
 	PG_RETURN_TEXT_P(cstring_to_text(idemq_topic_space(&words)));
 }
 
-/* Returns the TopicPrivilege bits that a word stands for. */
+/* Returns the TopicPrivilege bits for the name of a privilege. */
 static int
 topic_privileges_named(const char *word)
 {
@@ -127,8 +127,8 @@ topic_privileges_named(const char *word)
 }
 
 /*
- * topic(topic, privilege, keep) -> void; 42704; 42501 unless the caller has the privilege, NULL
- * for none.  keep: the space cannot be dropped, to the end of the transaction.
+ * topic(topic, privilege, keep) -> void; 42704; 42501 unless the caller has the privilege (NULL:
+ * none is required). keep: the space cannot be dropped until the end of the transaction.
  */
 SQL_FUNCTION(idemq_sql_internal_topic)
 {
@@ -147,7 +147,10 @@ SQL_FUNCTION(idemq_sql_internal_topic)
 	PG_RETURN_VOID();
 }
 
-/* topic_may(topic, role, privilege) -> whether it may; false for no such topic, or no role. */
+/*
+ * topic_may(topic, role, privilege) -> whether the role has it; false if there is no such topic or
+ * role.
+ */
 SQL_FUNCTION(idemq_sql_internal_topic_may)
 {
 	TopicSpace space;
@@ -176,7 +179,7 @@ typedef struct Binding
 	int32 queue_id;
 	NameData role;
 	Oid role_oid;
-	bool skips; /* the queue gets no job if it or the group is full */
+	bool skips; /* the queue gets no job if the queue or the group is full */
 } Binding;
 
 static SqlStatement read_bindings =
@@ -207,7 +210,7 @@ static SqlStatement lock_binding = {.text = "SELECT 1 FROM idemq_internal.topic_
 											"FOR NO KEY UPDATE SKIP LOCKED",
 									.locks = true,
 									.types = BINDING_TYPES};
-/* To be run while this transaction has locked the binding's row. */
+/* Run while this transaction holds the lock on the binding's row. */
 static SqlStatement count_over_limit = {
 	.text = "WITH left_over AS (DELETE FROM idemq_internal.topic_over_limit WHERE " IS_BINDING
 			" RETURNING 1) UPDATE idemq_internal.topic_binding_entries SET over_limit = over_limit "
@@ -228,10 +231,10 @@ typedef struct Published
 	ReturnSetInfo *set;
 	int jobs;
 	int skipped;
-	bool of_others; /* an answer tells of what another transaction has committed */
+	bool of_others; /* an answer depends on another transaction's commit */
 } Published;
 
-/* Returns whether a binding counts now; reads its queue. */
+/* Returns whether a binding currently applies; reads its queue. */
 static bool
 binding_counts(const Published *call, const Binding *binding, QueueInfo *queue)
 {
@@ -241,7 +244,7 @@ binding_counts(const Published *call, const Binding *binding, QueueInfo *queue)
 		   idemq_queue_allows_role(binding->queue_id, role, PRIVILEGE_ENQUEUE, queue);
 }
 
-/* Notes that a binding was skipped, if that can be done at once. */
+/* Counts that a binding was skipped, if this is possible without waiting. */
 static void
 skip_binding(Published *call, Binding *binding)
 {
@@ -267,7 +270,9 @@ note_over_limit(const Published *call, Binding *binding, int64 job_id)
 		(void) idemq_spi_do(&leave_over_limit, values, NULL);
 }
 
-/* Adds a job to a queue, and its row to the answer.  Returns false if the queue was skipped as full. */
+/*
+ * Adds a job to a queue, and a row to the result.  Returns false if the queue was full and skipped.
+ */
 static bool
 publish_add_job(Published *call, Binding *binding, const QueueInfo *queue)
 {
@@ -310,7 +315,10 @@ publish_read_arguments(FunctionCallInfo fcinfo, Published *call)
 	idemq_arg_required(fcinfo, ARG_PAYLOAD, "payload");
 	call->payload = PG_GETARG_DATUM(ARG_PAYLOAD);
 	idemq_enqueue_read_options(fcinfo, -1, ARG_DELAY, -1, ARG_KIND, call->options);
-	/* The jobs' key: the call's key and the space, so that no producer can give it. */
+	/*
+	 * The jobs' key consists of the call's key and the space, so no producer can pass it to
+	 * enqueue.
+	 */
 	call->options[OPTION_KEY] = (NullableDatum){.isnull = PG_ARGISNULL(ARG_KEY)};
 	if (!PG_ARGISNULL(ARG_KEY))
 	{
@@ -363,7 +371,10 @@ SQL_FUNCTION(idemq_sql_publish)
 		if (!idemq_topic_matches(&pattern, &call.topic))
 			continue;
 		old = MemoryContextSwitchTo(job_context);
-		/* Once more when the queue is kept from being dropped, to the end of the transaction. */
+		/*
+		 * Checked again with the lock that keeps the queue from being dropped until the transaction
+		 * ends.
+		 */
 		held = binding_counts(&call, binding, &queue);
 		if (held)
 		{

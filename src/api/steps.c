@@ -56,7 +56,7 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* Reads which step of which attempt is meant: id, token and name, the first three arguments. */
+/* Reads the first three arguments, id, token and name. */
 StepName
 idemq_arg_step(FunctionCallInfo fcinfo)
 {
@@ -65,7 +65,7 @@ idemq_arg_step(FunctionCallInfo fcinfo)
 	return (StepName){PG_GETARG_INT64(0), PG_GETARG_DATUM(2), PG_GETARG_INT64(1)};
 }
 
-/* Raises 55000 for a step's name that is an event's. */
+/* Raises 55000 if a step has the name of an event. */
 pg_noreturn static void
 step_refuse_event(const StepName *name)
 {
@@ -90,10 +90,10 @@ typedef struct Begin
 	int64 call_timeout;
 	int32 queue_id;
 	BeginOutcome outcome;
-	Step step; /* as it was, but for effect_key, which is the new one */
+	Step step; /* the step as it was, but with the new effect_key */
 } Begin;
 
-/* Decides about a step that is there; writes what follows. */
+/* Decides what to do with an existing step, and writes it. */
 static BeginOutcome
 begin_known(Begin *begin)
 {
@@ -122,7 +122,7 @@ begin_known(Begin *begin)
 	return BEGIN_UNKNOWN;
 }
 
-/* Begins the step, in the transaction that is open. */
+/* Begins the step in the current transaction. */
 static void
 begin_step(Begin *begin)
 {
@@ -131,7 +131,7 @@ begin_step(Begin *begin)
 	{
 		CHECK_FOR_INTERRUPTS();
 		idemq_step_lock(&begin->name, begin->call.request, &begin->step);
-		/* The clock is read with the row locked, after any wait for it. */
+		/* The clock is read after the row is locked, which may take a while. */
 		begin->call.begun_at = idemq_now();
 		begin->call.call_until = begin->call.begun_at + begin->call_timeout;
 		if (begin->step.state != STEP_NONE)
@@ -145,7 +145,10 @@ begin_step(Begin *begin)
 	}
 }
 
-/* Sets synchronous_commit to on for this transaction if it is off; other values are a choice. */
+/*
+ * Sets synchronous_commit to on for this transaction if it is off; other values are the user's
+ * choice.
+ */
 static void
 ask_for_safety(void)
 {
@@ -201,20 +204,20 @@ SQL_FUNCTION(idemq_sql_begin_step)
 	begin_step(&begin);
 	PopActiveSnapshot();
 	/*
-	 * What was begun survives a crash.  So does what the answer tells of, even if another
-	 * transaction has committed it with synchronous_commit = off.  A cancelled wait for standbys
-	 * is an error: the caller must not call.
+	 * The new step must survive a crash.  So must the state that the answer reports, even if another
+	 * transaction committed it with synchronous_commit = off.  A cancelled wait for standbys is an
+	 * error, because the caller must not make its call then.
 	 */
 	ask_for_safety();
 	ForceSyncCommit();
 	SPI_commit();
-	ask_for_safety(); /* the first one ended with its transaction */
+	ask_for_safety(); /* its effect ended with the first transaction */
 	idemq_sync_rep_await_commit();
 	SPI_finish();
 	return begin_step_answer(fcinfo, &begin);
 }
 
-/* A call that ends a step, and what it has found. */
+/* A call of finish_step or refuse_step. */
 typedef struct StepEnding
 {
 	StepName name;
@@ -223,7 +226,7 @@ typedef struct StepEnding
 	Step step;
 } StepEnding;
 
-/* Compares the attempt with the job.  One that this transaction itself commits is current. */
+/* Compares the attempt with the job.  An attempt that this transaction commits is current. */
 static Outcome
 standing_of(JobsTable *table, const StepName *name, Attempt *attempt)
 {
@@ -238,9 +241,10 @@ standing_of(JobsTable *table, const StepName *name, Attempt *attempt)
 }
 
 /*
- * Finds the job and locks its row to the end of the transaction: for a current attempt against
- * whatever would end it, otherwise against deletion alone.  False when this transaction has
- * committed the attempt in a queue that keeps nothing: nothing is left to be stored.
+ * Finds the job and locks its row until the end of the transaction: if the attempt is current,
+ * against any end of the attempt, otherwise only against deletion.  Returns false if this
+ * transaction has committed the attempt in a queue without retention, so that nothing needs to be
+ * stored.
  */
 static bool
 hold_job(StepEnding *ending)
@@ -270,7 +274,7 @@ step_name(const StepEnding *ending)
 	return TextDatumGetCString(ending->name.name);
 }
 
-/* Finds the job and its step, and holds both; false as hold_job. */
+/* Finds and locks the job and its step; returns false in the same case as hold_job. */
 static bool
 find_step(FunctionCallInfo fcinfo, StepEnding *ending)
 {
@@ -283,7 +287,7 @@ find_step(FunctionCallInfo fcinfo, StepEnding *ending)
 	return true;
 }
 
-/* Raises 55000: another attempt's call is open. */
+/* Raises 55000 because another attempt's call is open. */
 pg_noreturn static void
 refuse_stranger(const StepEnding *ending)
 {
@@ -296,8 +300,8 @@ refuse_stranger(const StepEnding *ending)
 }
 
 /*
- * Does the step in this transaction; false when another call has done it meanwhile: the caller
- * looks again.
+ * Writes the step as done in this transaction.  Returns false if another call has ended it in the
+ * meantime, so that the caller must start again.
  */
 static bool
 do_inside(StepEnding *ending, Datum response)
@@ -331,8 +335,8 @@ do_inside(StepEnding *ending, Datum response)
 }
 
 /*
- * Ends the step; returns the response that counts, 0 for NULL: the stored one, if the attempt
- * has begun the step and there is one, otherwise the attempt's own.
+ * Ends the step.  Returns the response that counts (0: NULL): the stored one, if the attempt has
+ * begun the step and there is one, otherwise the caller's.
  */
 static Datum
 finish_step_end(StepEnding *ending, Datum response)
@@ -383,7 +387,7 @@ SQL_FUNCTION(idemq_sql_refuse_step)
 					   (long long) ending.name.job_id),
 				errdetail("The response is stored, so the other system has processed the request."),
 				errhint("Read the response from idemq.steps, and continue from there."));
-	/* Another attempt's call may be under way: this attempt does not speak of it. */
+	/* Another attempt's call may be in progress, and this attempt does not know its result. */
 	if (ending.step.state == STEP_OPEN && ending.step.token != ending.name.token)
 	{
 		idemq_attempt_refuse(&ending.attempt, ending.standing);

@@ -10,7 +10,7 @@
  * sleep at once.
  *
  * A wait also ends when another session of the same role asks for that, as if its timeout had
- * passed (shared/waiters/end_wait.c), so a worker that stops does not have to cancel its wait.
+ * passed, so a worker that stops does not have to cancel its wait.
  *
  * In a session with idemq.process, wait and wait_any also end when an attempt of the process is
  * being cancelled, or has been ended by another session (shared/waiters/listeners.c).  If the
@@ -75,45 +75,47 @@
 #include "shared/waiters/waiters.h"
 #include "table/table.h"
 
-/* Without a background worker, nothing signals what comes due by time: check that often. */
+/* Interval of checks without a background worker: no session signals what comes due by time. */
 #define CHECK_ALONE USECS_PER_SEC
-/* A wait ends this long before statement_timeout, or a tenth of what is left, if that is less. */
+/*
+ * A wait ends this long (us) before statement_timeout, or after 9/10 of the rest if that is later.
+ */
 #define TIMEOUT_MARGIN INT64CONST(100000)
-/* How soon wait_result looks again on a standby, at first. */
+/* Delay (us) before wait_result first checks again on a standby. */
 #define STANDBY_SOON INT64CONST(10000)
 #define WHY_TOP_LEVEL                                                                              \
 	"The procedure sleeps between transactions so that it does not hold a snapshot."
 
-/* One thing that is waited for. */
+/* A queue or job for which a session waits. */
 typedef struct Target
 {
-	char *queue; /* name; NULL for a job: */
+	char *queue; /* name of the queue; NULL: the target is a job */
 	int64 job_id;
-	int32 room; /* jobs for which the queue must have room; 0: the call does not wait for room */
-	Waiters *waiters; /* whose bit of ours is set; NULL: not yet */
-	bool owed;		  /* a signal that no check has followed */
-	int64 again;	  /* mono: to be checked again, signal or not */
+	int32 room;		  /* jobs for which the queue must have room; 0: it waits for ready jobs */
+	Waiters *waiters; /* the set in which this session's bit is set; NULL: none yet */
+	bool owed;		  /* a signal came, and no check has followed it */
+	int64 again;	  /* when (mono) to check again, even without a signal */
 } Target;
 
 typedef struct Wait
 {
 	int64 begun;	/* mono */
 	int64 deadline; /* mono */
-	bool listens; /* also for what ends the attempts of its process (shared/waiters/listeners.c) */
-	bool ended;	  /* by a request of another session (shared/waiters/end_wait.c), or told */
+	bool listens;	/* the end of an attempt also ends it (shared/waiters/listeners.c) */
+	bool ended;		/* by another session */
 	int count;
 	Target *targets;
 	MemoryContext check_context; /* reset after each check */
-	/* wait_result: */
-	MemoryContext context; /* of the result */
+	/* For wait_result: */
+	MemoryContext context; /* in which the result is allocated */
 	bool found;
-	bool seen; /* found by any look */
+	bool seen; /* a check has found the job at some time */
 	JobStatus status;
 	Datum result;
 	bool no_result;
 } Wait;
 
-/* What this session waits for, so that its end finds it too; NULL: nothing. */
+/* The current wait, so that the session's exit finds it; NULL: none. */
 static Wait *current_wait = NULL;
 
 /* Passes a signal on to another waiter. */
@@ -126,7 +128,10 @@ pass_on(const Target *target)
 		(void) idemq_waiters_wake(target->waiters, InvalidOid, 1);
 }
 
-/* Has the bit in the set that is right now; notes whether the target was signalled. */
+/*
+ * Sets this session's bit in the set of waiters, and leaves the target's former set.  Notes whether
+ * the target was signaled.
+ */
 static void
 wait_join(Target *target, Waiters *waiters)
 {
@@ -136,14 +141,14 @@ wait_join(Target *target, Waiters *waiters)
 			target->owed = true;
 		return;
 	}
-	/* The queue has another state by now, so a signal that came here is for others. */
+	/* The queue has another state now, so a signal that came here is meant for other sessions. */
 	if (target->waiters != NULL && idemq_waiters_leave(target->waiters))
 		pass_on(target);
 	(void) idemq_waiters_join(waiters);
 	target->waiters = waiters;
 }
 
-/* Leaves every set, and passes on the signals that no check has followed. */
+/* Leaves all sets, and passes on the signals that no check has followed. */
 static void
 wait_leave(void)
 {
@@ -160,6 +165,11 @@ wait_leave(void)
 	current_wait = NULL;
 }
 
+/*
+ * before_shmem_exit: leaves all sets before the transaction is aborted, because the abort frees the
+ * targets of a nested CALL.  (PG_ENSURE_ERROR_CLEANUP requires that no code within it registers
+ * another callback, but a user's trigger may do so in a check.)
+ */
 static void
 leave_at_exit(int code, Datum arg)
 {
@@ -167,24 +177,8 @@ leave_at_exit(int code, Datum arg)
 }
 
 /*
- * Begins a wait, which leave ends.  At the session's end that happens before its transaction is
- * aborted, since the abort frees the targets of a nested CALL.  (PG_ENSURE_ERROR_CLEANUP will
- * not do: what a check runs, such as a user's trigger, may register a callback for the exit.)
- */
-static void
-wait_begin(Wait *wait)
-{
-	static bool registered = false;
-
-	if (!registered)
-		before_shmem_exit(leave_at_exit, (Datum) 0);
-	registered = true;
-	current_wait = wait;
-}
-
-/*
- * Looks a target's queue up, with the bit set before: a session that resumes the queue, or
- * changes it otherwise, after it was read here finds the bit.
+ * Looks up a target's queue.  The bit is set before, so that a session that resumes or changes the
+ * queue after it was read here finds the bit.
  */
 static void
 look_up(Target *target, QueueInfo *queue)
@@ -210,13 +204,13 @@ look_up(Target *target, QueueInfo *queue)
 #define PROMOTE_ALONE 64
 
 /*
- * Does what the worker would do for a queue, while there is no worker, or it is stuck: takes back
+ * Does the worker's most urgent work for a queue, if there is no worker or it is stuck: takes back
  * leases, ends pauses of groups, and promotes heads of groups.
  *
- * A lock that delays the worker may delay this session as well, while its client waits for jobs.  So
+ * A lock that delays the worker may also delay this session, whose client is waiting for jobs.  So
  * this waits for a lock no longer than a task of the worker does, and runs in a subtransaction.  If
- * a lock is not free in time, the subtransaction is rolled back, and the next check tries again.
- * Other errors are the caller's, as they are for a claim.
+ * a lock is not granted in time, the subtransaction is rolled back, and the next check tries again.
+ * Other errors are raised to the caller, as in a claim.
  */
 static void
 do_fallback_maintenance(const QueueInfo *queue)
@@ -252,7 +246,7 @@ do_fallback_maintenance(const QueueInfo *queue)
 	CurrentResourceOwner = owner;
 }
 
-/* Returns whether a queue has work that can be claimed now; sets when to check again. */
+/* Returns whether a queue has a job that can be claimed now; sets when to check again. */
 static bool
 check_queue(Target *target)
 {
@@ -263,7 +257,7 @@ check_queue(Target *target)
 	bool alone;
 	bool ready;
 
-	idemq_following_refuse(); /* it may have begun to while this slept */
+	idemq_following_refuse(); /* the database may have begun to follow another one */
 	look_up(target, &queue);
 	closed_until = idemq_queue_closed_until(&queue);
 	if (closed_until != DT_NOBEGIN)
@@ -288,7 +282,7 @@ check_queue(Target *target)
 	return ready;
 }
 
-/* Returns whether a queue now has room; sets the time of the next check. */
+/* Returns whether a queue has room now; sets when to check again. */
 static bool
 check_room(Target *target)
 {
@@ -301,7 +295,7 @@ check_room(Target *target)
 	return idemq_room_is_there(&queue, target->room);
 }
 
-/* Returns whether a job is finished, or gone; copies its status and result. */
+/* Returns whether a job is finished or does not exist; copies its status and result. */
 static bool
 check_job(Wait *wait, Target *target)
 {
@@ -319,7 +313,7 @@ check_job(Wait *wait, Target *target)
 
 		target->again = Min(target->again, now + Min(pause, CHECK_ALONE));
 	}
-	/* Its apply worker's COMMIT PREPARED wakes nobody. */
+	/* The apply worker's COMMIT PREPARED bypasses our hook and wakes no waiter. */
 	else if (idemq_follows())
 		target->again = Min(target->again, idemq_mono_now() + CHECK_ALONE);
 	idemq_jobs_open_to_read(&table);
@@ -344,7 +338,7 @@ check_job(Wait *wait, Target *target)
 	return job_status_is_finished(job.status);
 }
 
-/* Checks a target in a transaction of its own; returns whether the wait is over. */
+/* Checks a target in its own transaction.  Returns whether the wait is over. */
 static bool
 wait_check(Wait *wait, Target *target)
 {
@@ -361,12 +355,15 @@ wait_check(Wait *wait, Target *target)
 	SPI_commit();
 	MemoryContextSwitchTo(old);
 	MemoryContextReset(wait->check_context);
-	/* The signal is used up: if there is work, our caller claims it. */
+	/* The signal is used: if there is work, our caller claims it. */
 	target->owed = false;
 	return over;
 }
 
-/* Checks what was signalled or has come due; returns whether the wait is over. */
+/*
+ * Checks the targets that were signaled or have come due.  Returns whether the wait is over;
+ * otherwise sets *again to the time (mono) of the next check.
+ */
 static bool
 check_all(Wait *wait, int64 now, int64 *again)
 {
@@ -387,8 +384,8 @@ check_all(Wait *wait, int64 now, int64 *again)
 }
 
 /*
- * Sleeps and checks until something is there, the deadline has passed, or another session has asked
- * for the end of this wait.
+ * Sleeps and checks.  Returns true if a check was successful, and false if the deadline has passed
+ * or another session has ended this wait.
  */
 static bool
 sleep_and_check(Wait *wait)
@@ -416,10 +413,11 @@ sleep_and_check(Wait *wait)
 	return true;
 }
 
-/* Waits for the targets; returns whether what was waited for came. */
+/* Waits for the targets.  Returns whether one of them is ready. */
 static bool
 wait_for_targets(Wait *wait, int64 timeout)
 {
+	static bool registered = false;
 	bool came;
 
 	wait->context = CurrentMemoryContext;
@@ -434,8 +432,13 @@ wait_for_targets(Wait *wait, int64 timeout)
 	SPI_connect_ext(SPI_OPT_NONATOMIC);
 	wait->check_context =
 		AllocSetContextCreate(CurrentMemoryContext, "idemq wait", ALLOCSET_DEFAULT_SIZES);
-	wait_begin(wait);
-	/* No check will end the transaction of the CALL, whose snapshot would keep VACUUM from its work. */
+	if (!registered)
+		before_shmem_exit(leave_at_exit, (Datum) 0);
+	registered = true;
+	current_wait = wait;
+	/*
+	 * Without targets, no check ends the CALL's transaction, whose snapshot would hold back VACUUM.
+	 */
 	if (wait->count == 0)
 		SPI_commit();
 	PG_TRY();
@@ -452,8 +455,8 @@ wait_for_targets(Wait *wait, int64 timeout)
 }
 
 /*
- * Waits for one of some queues, and answers ready.  Without a queue, only the end of an attempt or
- * the timeout ends the wait.
+ * Waits for one of several queues, and returns the row with ready.  Without a queue, only the end
+ * of an attempt or the timeout ends the wait.
  */
 static Datum
 wait_for_queues(FunctionCallInfo fcinfo, Wait *wait, int timeout_arg)
@@ -526,7 +529,7 @@ idemq_end_waits_arg(FunctionCallInfo fcinfo, int arg)
 	ArrayArg pids;
 
 	idemq_arg_array(fcinfo, arg, "end_waits", INT4OID, false, &pids);
-	/* Each one searches the sessions of the server. */
+	/* Each request searches the sessions of the server. */
 	if (pids.count > MaxBackends)
 		ereport(
 			ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -613,7 +616,7 @@ SQL_FUNCTION(idemq_sql_wait_results)
 
 		(void) wait_for_targets(&wait, Max(until - idemq_mono_now(), 0));
 		if (wait.ended)
-			until = 0; /* the others are checked only once */
+			until = 0; /* the other jobs are checked only once */
 		if (!wait.found)
 			refuse_job(&wait, target.job_id);
 		columns[i] = ObjectIdGetDatum(idemq_oids()->status[wait.status]);

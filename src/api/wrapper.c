@@ -65,11 +65,11 @@ typedef struct Frame
 {
 	struct Frame *outer;
 	Oid caller;
-	int caller_context;		 /* flags of security */
+	int caller_context;		 /* the caller's security context flags */
 	const char *search_path; /* the caller's */
 	Oid owner;
 	int owner_context;
-	SubTransactionId away_in; /* where it has become another role; invalid: it has not */
+	SubTransactionId away_in; /* in which the role was changed; invalid: it was not */
 	ErrorContextCallback *callers_context;
 } Frame;
 
@@ -131,7 +131,7 @@ raise_again(MemoryContext context, bool by_owner)
 	error->context = NULL;
 	error->internalquery = NULL;
 	error->internalpos = error->cursorpos = 0;
-	/* These show rows. */
+	/* The detail of these errors contains values of rows. */
 	if (by_owner &&
 		(ERRCODE_TO_CATEGORY(error->sqlerrcode) == ERRCODE_INTEGRITY_CONSTRAINT_VIOLATION ||
 		 error->sqlerrcode == ERRCODE_WITH_CHECK_OPTION_VIOLATION))
@@ -197,7 +197,10 @@ call_in_frame(FunctionCallInfo fcinfo, Implementation *impl, int restriction)
 	{
 		idemq_context_show(&own);
 		frames = frame.outer;
-		/* Whoever catches the error may call again with the same fcinfo: a domain's check does. */
+		/*
+		 * A caller that catches the error, such as the check of a domain, may call again with the
+		 * same fcinfo.
+		 */
 		fcinfo->flinfo = wrapper;
 		fcinfo->context = node;
 		raise_again(context, GetUserId() == frame.owner);

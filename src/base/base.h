@@ -740,8 +740,7 @@ extern bool idemq_spi_finds(SqlStatement *statement, const Datum *args, const ch
 extern void idemq_spi_read(uint64 row, const SqlField *fields, void *target, MemoryContext context);
 extern bool idemq_spi_row(SqlStatement *statement, const Datum *args, void *row, Size size);
 extern void *idemq_spi_rows(SqlStatement *statement, const Datum *args, Size size, int *count);
-extern Datum idemq_spi_value(uint64 row, int column, bool *isnull);
-extern int64 idemq_spi_int64(uint64 row, int column, bool *isnull);
+extern Datum idemq_spi_value(uint64 row, int column);
 extern void idemq_spi_end(SqlScope *scope);
 
 #endif

@@ -395,28 +395,15 @@ idemq_spi_finds(SqlStatement *statement, const Datum *args, const char *nulls)
 }
 
 /*
- * Returns a column (from 1) of a row (from 0) of the last result; valid until idemq_spi_end.
- * isnull may be NULL if the column cannot be NULL.
+ * Returns a column (from 1), which is not NULL, of a row (from 0) of the last result; valid until
+ * idemq_spi_end.
  */
 Datum
-idemq_spi_value(uint64 row, int column, bool *isnull)
+idemq_spi_value(uint64 row, int column)
 {
-	bool unused;
+	bool isnull;
 
-	return SPI_getbinval(SPI_tuptable->vals[row], SPI_tuptable->tupdesc, column,
-						 isnull == NULL ? &unused : isnull);
-}
-
-/* Like idemq_spi_value, for an int8 or a timestamptz; returns 0 if it is NULL. */
-int64
-idemq_spi_int64(uint64 row, int column, bool *isnull)
-{
-	bool is_null;
-	Datum value = idemq_spi_value(row, column, &is_null);
-
-	if (isnull != NULL)
-		*isnull = is_null;
-	return is_null ? 0 : DatumGetInt64(value);
+	return SPI_getbinval(SPI_tuptable->vals[row], SPI_tuptable->tupdesc, column, &isnull);
 }
 
 /* Writes a value, which is not NULL, into a field; returns the size that the field must have. */

@@ -188,16 +188,16 @@ apply_worker(void)
 	idemq_spi_begin(&scope);
 	if (idemq_spi_query_latest(&find_subscription, &database, NULL) > 0)
 	{
-		const char *name = NameStr(*DatumGetName(idemq_spi_value(0, 1, NULL)));
+		const char *name = NameStr(*DatumGetName(idemq_spi_value(0, 1)));
 
-		if (DatumGetBool(idemq_spi_value(0, 2, NULL)))
+		if (DatumGetBool(idemq_spi_value(0, 2)))
 			ereport(
 				ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				errmsg("subscription \"%s\" still writes to idemq's tables", name),
 				errhint("When the subscription has received all changes, run ALTER SUBSCRIPTION %s "
 						"DISABLE, or drop it. Then call idemq.take_over() again.",
 						quote_identifier(name)));
-		pid = DatumGetInt32(idemq_spi_value(0, 3, NULL));
+		pid = DatumGetInt32(idemq_spi_value(0, 3));
 	}
 	idemq_spi_end(&scope);
 	return pid;

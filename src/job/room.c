@@ -63,10 +63,10 @@ room_count(const QueueInfo *queue)
 	values[1] = Int64GetDatum(bound);
 	idemq_spi_begin(&scope);
 	(void) idemq_spi_query_at(&count_unfinished, values, NULL, snapshot);
-	jobs = idemq_spi_int64(0, 1, NULL);
+	jobs = DatumGetInt64(idemq_spi_value(0, 1));
 	idemq_spi_end(&scope);
 	UnregisterSnapshot(snapshot);
-	idemq_unfinished_end_count(jobs);
+	idemq_unfinished_end_count(true, jobs);
 }
 
 /* Raises IQ007 for jobs for which a queue does not have room. */

@@ -69,13 +69,13 @@ static SqlStatement load_grants =
 static SqlStatement find_name = {.few = true,
 								 .text = "SELECT queue_id FROM idemq.queues WHERE name = $1",
 								 .types = {TEXTOID},
-								 .fields = (const SqlField[]){{0, sizeof(int32), NULL}}};
+								 .fields = SQL_SCALAR(int32)};
 /*
  * In order of ids: if there are not enough queue states, the oldest queues get them
  * (idemq_queues_give_qstates).
  */
 static SqlStatement list_ids = {.text = "SELECT queue_id FROM idemq.queues ORDER BY queue_id",
-								.fields = (const SqlField[]){{0, sizeof(int32), NULL}}};
+								.fields = SQL_SCALAR(int32)};
 
 static MemoryContext cache_context = NULL;
 static HTAB *cache = NULL;			   /* of CachedQueue */

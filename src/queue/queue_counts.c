@@ -118,7 +118,7 @@ idemq_queue_counts_try(int64 *jobs)
 			for (int s = 0; s < JOB_STATUS_COUNT; s++)
 				*jobs += counts[i].jobs[s];
 		}
-		idemq_counters_end_count(counts, ncounts);
+		idemq_counters_end_count(true, counts, ncounts);
 		UnregisterSnapshot(snapshot);
 	}
 	idemq_spi_end(&scope);

@@ -218,7 +218,7 @@ run_with_settings(SqlStatement *statement, FunctionCallInfo fcinfo, const char *
 	if (idemq_spi_run(statement, values, nulls) == 0)
 		return false;
 	if (id != NULL)
-		*id = DatumGetInt32(idemq_spi_value(0, 1, NULL));
+		*id = DatumGetInt32(idemq_spi_value(0, 1));
 	if (PG_ARGISNULL(idemq_setting_arg("dead_letter_queue")))
 		return true;
 	namestrcpy(&role, GetUserNameFromId(caller, false));
@@ -290,7 +290,7 @@ static SqlStatement describe_queue =
 			 "dead_letter_role,dead_letter_role_oid,declared}'::text[] AS doc "
 			 "FROM idemq.queues q WHERE queue_id = $1 FOR NO KEY UPDATE) n",
 	 .types = {INT4OID, JSONBOID},
-	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
+	 .fields = SQL_SCALAR(Datum)};
 
 /*
  * Returns the settings of a queue as jsonb, or 0 if the queue is gone, and locks them until the end

@@ -75,11 +75,10 @@ idemq_qstate_for_queue(int32 queue_id)
 			/* Before the worker can see the queue state, and settle its handler. */
 			idemq_handler_reset(qstate);
 			LWLockRelease(&qstate->lock);
-			idemq_notify_ring_reset(index, MyDatabaseId, queue_id);
-			idemq_finished_ring_reset(index, MyDatabaseId, queue_id);
-			idemq_counters_reset(index, MyDatabaseId, queue_id);
+			idemq_rings_reset(index, qstate->key);
+			idemq_counters_reset(index, qstate->key);
 			idemq_groups_reset(index, MyDatabaseId, queue_id);
-			idemq_unfinished_reset(index, MyDatabaseId, queue_id);
+			idemq_unfinished_reset(index, qstate->key);
 			/* A session may have charged a bucket after end_life. */
 			idemq_buckets_forget_queue(index);
 		}
@@ -158,7 +157,7 @@ idemq_qstates_unset_database(Oid database)
 		qstate_unset_dependencies(qstate, DEPENDENCIES_KNOWN);
 		idemq_qstate_begin_recovery(qstate, 0);
 		LWLockRelease(&qstate->lock);
-		idemq_finished_ring_set_unknown(i);
+		idemq_ring_set_unknown(i);
 	}
 	LWLockRelease(&idemq_queue_states->qstates_lock);
 	idemq_counters_unset_gauges(database);

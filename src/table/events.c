@@ -63,7 +63,7 @@ static SqlStatement find_event = {.few = true,
 										  "FROM idemq.events WHERE queue_id = $1 AND name = $2 "
 										  "OFFSET 0) e WHERE keep_until > $3",
 								  .types = {INT4OID, TEXTOID, TIMESTAMPTZOID},
-								  .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
+								  .fields = SQL_SCALAR(Datum)};
 static SqlStatement write_event =
 	{.text = "INSERT INTO idemq.events (queue_id, name, payload, sent_at, keep_until) "
 			 "VALUES ($1, $2, $3, $4, $5) ON CONFLICT (queue_id, name) DO UPDATE SET "

@@ -68,7 +68,7 @@ static SqlStatement find_parents =
 			 "FROM idemq.dependencies d WHERE d.child = m.id OFFSET 0) x "
 			 "WHERE (SELECT j.finished_at IS NULL FROM idemq.jobs j WHERE j.id = m.id)",
 	 .types = {INT8ARRAYOID},
-	 .fields = (const SqlField[]){{0, sizeof(int64), NULL}}};
+	 .fields = SQL_SCALAR(int64)};
 
 /* The rows of a job as a child, as a parent, and while it waits. */
 #define ROWS_AS_CHILD "idemq.dependencies WHERE child = m.id"
@@ -93,7 +93,7 @@ static SqlStatement hold_rows =
 			"AND (NOT $2 OR " ALL_LOCKED(ROWS_AS_PARENT, "NO KEY UPDATE") ")",
 	 /* clang-format on */
 	 .types = {INT8ARRAYOID, BOOLOID},
-	 .fields = (const SqlField[]){{0, sizeof(int64), NULL}}};
+	 .fields = SQL_SCALAR(int64)};
 
 /* Returns the position of a job among the candidates; -1: it is not one of them. */
 static int

@@ -2,25 +2,25 @@
  * table/jobs_dependencies.c
  *		Parents and children: the rows of idemq.dependencies and idemq.children.
  *
- * idemq.dependencies has a row for each child and parent, for as long as the child's row is
- * there.  idemq.children has a row for each child whose parents are not done.  That row goes
- * in the transaction that makes the child pending, or lets it join its group.  A job with such
- * a row is blocked, without a group; or it is cancelled, and blocked again when it is brought
- * back.
+ * idemq.dependencies contains one row per child and parent, for as long as the child's row exists.
+ * idemq.children contains one row per child that still waits for a parent.  The transaction that
+ * makes the child pending, or adds it to its group, deletes that row.  A job with such a row is
+ * blocked, without a group; or it is cancelled, and will be blocked again if it is retried.
  *
- * waits_for is the parent that the child watches: all its parents with lesser ids are done.
- * It only grows, so each parent of a child is looked at once on the way to its release,
- * however many there are and in whichever order they finish.
+ * waits_for is the parent that the child watches: all its parents with smaller ids are done.  It
+ * only grows, so each parent of a child is examined once before the child is released, no matter
+ * how many parents there are and in which order they finish.
  *
- * A parent counts as done when it is completed, and, if the child says run, when it is dead or
- * cancelled.  A parent whose row is gone was completed, unless gone_as says otherwise: idemq
- * deletes no parent for which a child waits (table/jobs_deletable.c).  gone_as says that the parent was dead or
- * cancelled when the child was enqueued, or what it was when SQL deleted it (purge, drop_queue,
- * a DBA).
+ * A parent is done when it has completed, or, if the child's on_parent_failure is run, when it is
+ * dead or cancelled.  A parent whose row does not exist was completed, unless gone_as says
+ * otherwise, because idemq does not delete a parent for which a child waits
+ * (table/jobs_deletable.c).  gone_as says that the parent was dead or cancelled when the child was
+ * enqueued, or contains its status when it was deleted through SQL (purge, drop_queue, a DBA).
  *
  * Flows that grow.  While a job P is running, its worker can add parents to a child C of P with
  * idemq.add_parents (job/add_parents.c).  Let A be a transaction that adds the parent X.  A locks
- * the row of P FOR SHARE until A ends.  So what ends the attempt waits for A, or is part of A.
+ * the row of P FOR SHARE until A ends.  So the transaction that ends the attempt waits for A, or is
+ * A itself.
  *
  * Why waits_for can stay as it is.  A adds X only if C waits, waits_for is at most P's id, and X's
  * id is greater than P's.  So X comes after the parent that C watches, and a look that passes P goes
@@ -31,20 +31,20 @@
  *	   together with A, so the snapshot also shows A's rows.  If A is rolled back, or the savepoint in
  *	   which it called add_parents, its rows and its lock on P disappear together.
  *	 - The snapshot shows an earlier end of P: P had completed, and was run again; or it was dead or
- *	   cancelled, C says run, and P was retried.  A look that has seen that end may still be under way
- *	   when A comes.  Any look that moves a watch or releases a child owns the child's mark
+ *	   cancelled, C says run, and P was retried.  A look that has seen that end may not be over yet
+ *	   when A begins.  Any look that moves a watch or releases a child owns the child's mark
  *	   (shared/groups/groups.c) from before its snapshot until its transaction's end is visible.  So A
  *	   first locks P, then checks that no other session owns the mark, and only then takes the
- *	   snapshot with which it reads C's rows.  That snapshot shows what the looks before it have done:
+ *	   snapshot with which it reads C's rows.  That snapshot shows the results of all earlier looks:
  *	   if one of them has passed P, then C is released or watches a later parent, and A raises 55000.
- *	   A look that comes later sees that P is running.  If another session owns the mark, A waits a
- *	   moment for the worker; if that does not help, A returns locked and adds nothing.  A need not
- *	   check its own looks, since it sees what they have written.  If A itself has brought P back,
- *	   other sessions still see P as done, and A raises 55000.
+ *	   A later look sees that P is running.  If another session owns the mark, A waits a moment for
+ *	   the worker; if that does not help, A returns locked and adds nothing.  A need not check its
+ *	   own looks, because it sees what they have written.  If A itself has retried P, other sessions
+ *	   still see P as done, and A raises 55000.
  *
- * A does not ask whether P has ended before: nothing in its row says so for certain.  A finished job
- * can lose its key and be retried without it, and a job that was cancelled before its first attempt
- * has no history.
+ * A does not check whether P has ended before, because P's row does not always show it.  A finished
+ * job can lose its key and be retried without it, and a job that was cancelled before its first
+ * attempt has no history.
  *
  *		Model: test/model/add_parents.pml.
  *
@@ -69,10 +69,10 @@
  * the other writes.  If both add the same parent, the second one finds that the first one's row is
  * in doubt, and returns locked for that parent.
  *
- * A look at a child goes by the snapshot of the jobs table that the caller has open, like its fetch
- * of the child's own row: it reads all by one snapshot.  Reads go by index and row
- * (table/jobs_dependencies_scan.c), so none reads more than it has to, whatever statistics say.
- * The writes: table/jobs_dependencies_write.c.
+ * A look, that is, an examination of a child, uses the snapshot of the caller's open jobs table, as
+ * the fetch of the child's own row does.  So it reads everything under one snapshot.  Reads use a
+ * given index and read row by row (table/jobs_dependencies_scan.c), so they do not read more rows
+ * than necessary, whatever the statistics say.  table/jobs_dependencies_write.c contains the writes.
  */
 #include "postgres.h"
 
@@ -92,7 +92,7 @@ static const char *const failure_names[] =
 
 static SqlStatement find_queue = {.text = "SELECT queue_id FROM idemq.jobs WHERE id = $1",
 								  .types = {INT8OID},
-								  .fields = (const SqlField[]){{0, sizeof(int32), NULL}}};
+								  .fields = SQL_SCALAR(int32)};
 static SqlStatement find_edges =
 	{.in_order = true,
 	 .text = "SELECT d.child, d.parent, d.queue_id, "
@@ -120,7 +120,7 @@ idemq_dependencies_exist(void)
 	Relation rel;
 	bool any;
 
-	if (!OidIsValid(oid)) /* CREATE EXTENSION has not come to it yet */
+	if (!OidIsValid(oid)) /* CREATE EXTENSION is running, and has not created it yet */
 		return false;
 	rel = table_open(oid, AccessShareLock);
 	any = RelationGetNumberOfBlocks(rel) > 0;
@@ -144,7 +144,7 @@ read_failure(Datum name)
 	return (ParentFailure) i;
 }
 
-/* Reads what a child's row in idemq.children says; false when it has none. */
+/* Reads a child's row in idemq.children; returns false if there is none. */
 static bool
 read_child(Snapshot snapshot, int64 child, DependencyLook *look)
 {
@@ -169,7 +169,7 @@ read_child(Snapshot snapshot, int64 child, DependencyLook *look)
 	return found;
 }
 
-/* Reads the parent of the current edge: its row, or what the edge says of it. */
+/* Reads the parent of the current edge: its row, or, if it was deleted, its status from the edge. */
 static void
 read_parent(JobsTable *table, const DependencyScan *edge, DependencyParent *parent)
 {
@@ -196,7 +196,7 @@ has_failed(const DependencyParent *parent)
 	return parent->status == JOB_DEAD || parent->status == JOB_CANCELLED;
 }
 
-/* Returns whether a parent is in the way of a child. */
+/* Returns whether a child must wait for a parent, or must be cancelled because of it. */
 static bool
 is_obstacle(const DependencyParent *parent, ParentFailure on_failure)
 {
@@ -206,10 +206,10 @@ is_obstacle(const DependencyParent *parent, ParentFailure on_failure)
 }
 
 /*
- * Looks at what a child waits for, by the table's snapshot: at its parents in the order of their
- * ids, from the watched one to the first that is in its way.  Returns false when it waits for no
- * parents; that includes a child whose edges have not been restored yet.  What was fetched from the
- * table before is void.
+ * Checks what a child waits for, under the table's snapshot: reads its parents in the order of their
+ * ids, from the watched one to the first obstacle.  Returns false if it waits for no parents; this
+ * includes a child whose edges have not been restored yet.  Rows fetched from the table before are
+ * no longer valid.
  */
 bool
 idemq_dependency_look(JobsTable *table, int64 child, DependencyLook *look)
@@ -238,7 +238,7 @@ idemq_dependency_look(JobsTable *table, int64 child, DependencyLook *look)
 	return any;
 }
 
-/* Returns whether a job waits for parents, by the latest snapshot. */
+/* Returns whether a job waits for parents, under the latest snapshot. */
 bool
 idemq_dependency_waits(int64 child)
 {
@@ -259,8 +259,8 @@ idemq_dependency_waits(int64 child)
 }
 
 /*
- * Finds a parent that is dead or cancelled, or gone as such; false when none is.  What was fetched
- * from the table before is void.
+ * Finds a parent that is dead or cancelled, or was when it was deleted; returns false if there is
+ * none.  Rows fetched from the table before are no longer valid.
  */
 bool
 idemq_dependency_failed_parent(JobsTable *table, int64 child, DependencyParent *parent)
@@ -281,8 +281,8 @@ idemq_dependency_failed_parent(JobsTable *table, int64 child, DependencyParent *
 }
 
 /*
- * Reads a child's row in idemq.children by a snapshot, but not its parents.  Returns false if the job
- * waits for no parent.
+ * Reads a child's row in idemq.children under a snapshot, but not its parents.  Returns false if the
+ * job waits for no parent.
  */
 bool
 idemq_dependency_child(Snapshot snapshot, int64 child, DependencyLook *look)
@@ -308,7 +308,7 @@ idemq_dependency_row(int64 child, int64 parent)
 	return row;
 }
 
-/* Returns the queue of a job; false when there is no such job. */
+/* Finds the queue of a job; returns false if there is no such job. */
 bool
 idemq_dependency_queue_of(int64 job_id, int32 *queue_id)
 {
@@ -317,7 +317,7 @@ idemq_dependency_queue_of(int64 job_id, int32 *queue_id)
 	return idemq_spi_row(&find_queue, &value, queue_id, sizeof(*queue_id));
 }
 
-/* Begins an empty page of up to max children. */
+/* Creates an empty page with room for max children. */
 static void
 begin_page(DependencyPage *page, int max)
 {
@@ -325,8 +325,8 @@ begin_page(DependencyPage *page, int max)
 }
 
 /*
- * Reads the children of a parent that is dead, cancelled or gone, and are cancelled with it: up to
- * max edges, from a child on.
+ * Reads the children that are cancelled because their parent is dead, cancelled or deleted: up to
+ * max edges, from an id on.
  */
 static void
 read_cancelled(Snapshot snapshot, int64 parent, int64 from, int max, DependencyPage *page)
@@ -360,7 +360,7 @@ read_cancelled(Snapshot snapshot, int64 parent, int64 from, int max, DependencyP
 	idemq_dependency_scan_close(&edge);
 }
 
-/* Reads up to max children of a parent, or of a queue, from a child on. */
+/* Reads up to max children that watch a parent, or are in a queue, from an id on. */
 static void
 read_children(DependencyIndex by, Snapshot snapshot, int64 of, int64 from, int max,
 			  DependencyPage *page)
@@ -387,17 +387,11 @@ read_children(DependencyIndex by, Snapshot snapshot, int64 of, int64 from, int m
 	idemq_dependency_scan_close(&scan);
 }
 
-static int
-compare_children(const void *a, const void *b)
-{
-	return idemq_compare_int64(&((const DependencyChild *) a)->id,
-							   &((const DependencyChild *) b)->id);
-}
-
 /*
- * Reads children that the end of a parent may concern, from a child on: those that watch it and,
- * if it has failed (or is gone), those that are cancelled with it.  max: of rows that are read of
- * either sort.  Pages that follow each other have every child that was visible during all of them.
+ * Reads a page of the children that the end of a parent may affect, from an id on: those that watch
+ * it and, if it has failed (or was deleted), those that are cancelled with it.  max: maximum number
+ * of rows read of either kind.  Consecutive pages contain every child that was visible during all of
+ * them.
  */
 void
 idemq_dependency_children(Snapshot snapshot, int64 parent, bool failed, int64 from, int max,
@@ -424,13 +418,13 @@ idemq_dependency_children(Snapshot snapshot, int64 parent, bool failed, int64 fr
 			page->children[page->count++] = cancelled.children[i];
 	}
 	pfree(cancelled.children);
-	qsort(page->children, page->count, sizeof(DependencyChild), compare_children);
+	qsort(page->children, page->count, sizeof(DependencyChild), idemq_compare_int64);
 	while (count < page->count && (page->is_last || page->children[count].id < page->next))
 		count++;
 	page->count = count;
 }
 
-/* Reads up to max children of a queue, whatever they wait for, from an id on. */
+/* Reads up to max children that are in a queue, from an id on. */
 void
 idemq_dependency_waiting(Snapshot snapshot, int32 queue_id, int64 from, int max,
 						 DependencyPage *page)
@@ -438,7 +432,7 @@ idemq_dependency_waiting(Snapshot snapshot, int32 queue_id, int64 from, int max,
 	read_children(CHILDREN_BY_QUEUE, snapshot, queue_id, from, max, page);
 }
 
-/* Returns the parents of a job, by their ids. */
+/* Returns the parents of a job, in the order of their ids. */
 DependencyGone *
 idemq_dependency_parents(JobsTable *table, int64 child, int *count)
 {
@@ -476,7 +470,7 @@ idemq_dependency_parents(JobsTable *table, int64 child, int *count)
 	return parents;
 }
 
-/* Returns up to max edges behind one, in the order of child and parent. */
+/* Returns up to max edges after one, in the order of child and parent. */
 DependencyEdge *
 idemq_dependency_edges(const DependencyEdge *behind, int max, int *count)
 {

@@ -115,7 +115,7 @@ static SqlStatement read_mark =
 								  SQL_FIELD(IdsMark, shard), SQL_FIELD(IdsMark, last),
 								  SQL_FIELD(IdsMark, is_unused)}};
 static SqlStatement read_last = {.text = "SELECT last_value FROM idemq.jobs_id_seq WHERE is_called",
-								 .fields = (const SqlField[]){{0, sizeof(int64), NULL}}};
+								 .fields = SQL_SCALAR(int64)};
 static SqlStatement set_value = {.text = "SELECT pg_catalog.setval($1, $2)",
 								 .types = {REGCLASSOID, INT8OID}};
 static SqlStatement unset_mark = {

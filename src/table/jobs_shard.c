@@ -52,7 +52,7 @@ static SqlStatement insert_shard =
 	 .text = "INSERT INTO idemq.shard (shard, shards, since) VALUES ($1, $2, $3) "
 			 "RETURNING (SELECT seqstart FROM pg_catalog.pg_sequence WHERE seqrelid = $4)",
 	 .types = {INT4OID, INT4OID, TIMESTAMPTZOID, REGCLASSOID},
-	 .fields = (const SqlField[]){{0, sizeof(int64), NULL}}};
+	 .fields = SQL_SCALAR(int64)};
 static SqlStatement are_jobs = {
 	.text = "SELECT FROM idemq.jobs_id_seq WHERE is_called OR EXISTS (SELECT FROM idemq.jobs)"};
 

@@ -94,7 +94,7 @@ static SqlStatement refuse_step =
 	 .types = {INT8OID, TEXTOID, TEXTOID, TIMESTAMPTZOID}};
 static SqlStatement find_uuid =
 	{.text = "SELECT pg_catalog.uuid_send(uuid) FROM idemq_internal.database_uuid",
-	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
+	 .fields = SQL_SCALAR(Datum)};
 static SqlStatement draw_uuid = {
 	.text = "INSERT INTO idemq_internal.database_uuid (uuid) VALUES (pg_catalog.gen_random_uuid()) "
 			"ON CONFLICT DO NOTHING"};

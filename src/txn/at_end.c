@@ -72,8 +72,8 @@ undo_from(SubTransactionId from)
 {
 	idemq_jitter();
 	idemq_pending_groups_undo(from);
-	idemq_counters_cancel_count();
-	idemq_unfinished_cancel_count();
+	idemq_counters_end_count(false, NULL, 0);
+	idemq_unfinished_end_count(false, 0);
 	idemq_pending_undo(from);
 	idemq_jitter();
 	idemq_pending_queues_undo(from);
@@ -106,8 +106,8 @@ at_end(XactEvent event, void *arg)
 			idemq_pending_before_prepare();
 			break;
 		case XACT_EVENT_PREPARE:
-			idemq_counters_cancel_count();
-			idemq_unfinished_cancel_count();
+			idemq_counters_end_count(false, NULL, 0);
+			idemq_unfinished_end_count(false, 0);
 			idemq_pending_prepare();
 			forget();
 			break;

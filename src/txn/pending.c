@@ -345,8 +345,8 @@ tell_of_end(const Action *action)
 	idemq_dependency_finished(action->qstate, action->queue_id, action->job_id);
 	idemq_wake_for_result(action->job_id);
 	if (unlikely(action->finished != NOT_ANNOUNCED))
-		idemq_finished_ring_add(action->qstate, action->queue_id, action->job_id,
-								(JobStatus) action->finished);
+		idemq_ring_add(RING_FINISHED, action->qstate, action->queue_id,
+					   (JobNews){.what = action->finished, .job_id = action->job_id});
 }
 
 static void
@@ -441,9 +441,8 @@ unset_database(const Action *action)
 static void
 notify_event(const Action *action)
 {
-	JobNews news = {action->event, action->u.attempt, action->job_id};
-
-	idemq_notify_ring_add(action->qstate, action->queue_id, &news);
+	idemq_ring_add(RING_EVENTS, action->qstate, action->queue_id,
+				   (JobNews){action->event, action->u.attempt, action->job_id});
 }
 
 static void

@@ -7,34 +7,35 @@
  * contains a colon, so it is never another queue's ready channel, and with the longest name of a
  * queue it has 63 bytes, which is PostgreSQL's limit.
  *
- * The jobs come from shared/counts/finished_ring.c, to which sessions add them after their commit.
- * Producers and workers never send NOTIFY, and therefore never take the lock of the whole server that
- * NOTIFY takes at commit.  As for the ready channel there are two steps with a commit between them:
- * idemq_announce_send copies and sends; idemq_announce_ended removes what was sent.
+ * The jobs come from shared/counts/notify_ring.c, to which sessions add them after their commit.
+ * Producers and workers never send NOTIFY, and therefore never take the server-wide lock that NOTIFY
+ * takes at commit.  As for the ready channel, there are two steps with a commit between them:
+ * idemq_announce_send copies the jobs and sends; idemq_announce_ended removes what was sent.
  *
  * Rate.  A round sends at most one notification per queue, and rounds are at least ROUND_PAUSE and
  * idemq.notify_delay apart: at most 20 notifications per second and queue.  The first job after a
- * quiet time is announced at once.  A ring holds no more ids than fit into a notification.
- * What does not fit into the ring is counted, and sent as an overflow with that number.  If
- * there is an overflow as well as ids, the two take turns, so a queue that is always too fast for
- * its ring still tells of both.
+ * quiet time is announced at once.  A ring holds at most as many ids as fit into a notification.
+ * Jobs that do not fit into the ring are counted, and this number is sent as an overflow.  If there
+ * is an overflow as well as ids, the two take turns, so both are sent even if the queue's ring
+ * overflows all the time.
  *
- * Refusals.  This is a transaction and a task of its own, so PostgreSQL may refuse it without any
- * effect on the ready channel.  Then the jobs become a part of the next overflow, the failure is
- * counted in idemq.maintenance_tasks and logged at most once a minute (worker/worker_log.c), and the
- * next round follows after REFUSED_PAUSE, without the growing pauses of other tasks.  So that these
- * notifications do not fill PostgreSQL's queue, where one session that listens and does not read would
- * stop the ready channel too, they are refused here once half of it is full.
+ * Refusals.  This is a separate task with its own transaction, so if PostgreSQL refuses it, the
+ * ready channel is not affected.  The jobs then become part of the next overflow, the failure is
+ * counted in idemq.maintenance_tasks and logged at most once per minute (worker/worker_log.c), and
+ * the next round follows after REFUSED_PAUSE, without the growing pauses of other tasks.  One
+ * session that listens but does not read can fill PostgreSQL's queue of notifications, which would
+ * stop the ready channel.  Therefore this task sends nothing while the queue is more than half full.
  *
  * The payload is JSON made of words, numbers and a queue's name, which has no character that JSON
  * would escape:
  *		{"event":"finished","queue":"mail","completed":[7,8],"dead":[9],"cancelled":[10]}
  *		{"event":"overflow","queue":"mail","lost":12}
  * An empty list is left out.  lost is null if the number is not known.  A later version may add
- * events and members.  Any role can LISTEN: a job's payload, key or error is never in them.
+ * events and members.  Any role can LISTEN, so a payload never contains a job's payload, key or
+ * error.
  *
- * All of this is a hint.  Unsent jobs are lost in a restart, a notification may come twice, and a job
- * that is named may have been retried or deleted by the time it is read.
+ * Notifications are only hints.  Jobs that were not sent are lost in a restart, a notification may
+ * come twice, and a job may have been retried or deleted by the time its notification is read.
  */
 #include "postgres.h"
 
@@ -52,43 +53,43 @@
 #include "shared/queue_states/queue_states.h"
 #include "worker/worker.h"
 
-/* The least time between two rounds. */
+/* Minimum time between two rounds. */
 #define ROUND_PAUSE (USECS_PER_SEC / 20)
-/* The same after a round that was refused, or whose queue is still being created. */
+/* The same, after a round that failed, and after one with a queue that is still being created. */
 #define REFUSED_PAUSE USECS_PER_SEC
 #define UNSEEN_PAUSE (USECS_PER_SEC / 10)
-/* The part of PostgreSQL's queue of notifications beyond which none are sent. */
+/* Nothing is sent while more than this fraction of PostgreSQL's queue of notifications is in use. */
 #define QUEUE_USAGE_MAX 0.5
 
-/* The room that PostgreSQL has for a payload; the ids take 20 bytes each with their commas. */
+/* PostgreSQL's maximum size of a payload.  An id and its comma take at most 20 bytes. */
 #define PAYLOAD_ROOM (BLCKSZ - NAMEDATALEN - 128)
 #define PAYLOAD_REST 128 /* the words, and the queue's name */
 StaticAssertDecl(FINISHED_KEPT * 20 + PAYLOAD_REST < PAYLOAD_ROOM,
 				 "the ids of a full ring do not fit into a notification");
 
-/* What there is to send for a queue, as it was read before the NOTIFY. */
+/* What idemq_announce_send has read for a queue. */
 typedef struct QueueFinished
 {
 	QueueState *qstate;
 	int32 queue_id;
 	int index;		  /* of the queue state */
-	bool is_known;	  /* the queue was found; otherwise it is still being created */
-	bool is_overflow; /* the overflow is sent in this round, and the ids in the next one */
-	FinishedBatch batch;
+	bool is_known;	  /* the queue was found; if not, it is still being created */
+	bool is_overflow; /* this round sends the overflow; if there are ids, the next one sends them */
+	RingBatch batch;
 } QueueFinished;
 
 static MemoryContext announce_context = NULL;
 static List *announced = NIL; /* of QueueFinished, between send and ended */
-/* Queue states, by index, that had something to send when they were looked at. */
+/* Indexes of the queue states that have something to send. */
 static Bitmapset *with_finished = NULL;
-/* Those of them whose last notification had ids: an overflow is next. */
+/* Indexes of queue states whose last notification had ids, so that an overflow is next. */
 static Bitmapset *had_ids = NULL;
-/* When (mono) the next round may be. */
+/* When (mono) the next round may begin. */
 static int64 next_round = 0;
 
-/* Adds a queue state to a set, or removes it. */
+/* Adds the index of a queue state to a set, or removes it. */
 static void
-put(Bitmapset **set, int index, bool is_member)
+set_member(Bitmapset **set, int index, bool is_member)
 {
 	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
 
@@ -96,22 +97,22 @@ put(Bitmapset **set, int index, bool is_member)
 	MemoryContextSwitchTo(old);
 }
 
-/* Notes a queue state if it has something to send. */
+/* Notes whether a queue state has something to send. */
 void
 idemq_announce_look(QueueState *qstate)
 {
-	if (idemq_finished_ring_is_waiting(qstate))
-		put(&with_finished, idemq_qstate_index(qstate), true);
+	if (idemq_ring_is_waiting(RING_FINISHED, qstate))
+		set_member(&with_finished, idemq_qstate_index(qstate), true);
 }
 
-/* Returns when (mono) something is to be sent for the queue states that were looked at. */
+/* Returns when (mono) task "announce" must run; PG_INT64_MAX: never. */
 int64
 idemq_announce_due_at(const QueueStateView *view)
 {
 	return bms_is_empty(with_finished) ? PG_INT64_MAX : next_round;
 }
 
-/* Copies what the queue states have that were looked at. */
+/* Copies the rings of the queue states that have something to send into the list announced. */
 static void
 copy_finished(void)
 {
@@ -128,13 +129,13 @@ copy_finished(void)
 		QueueFinished *finished;
 		QueueStateView view;
 
-		/* Its queue is gone, or has another state. */
+		/* Its queue was dropped, or now has another state. */
 		if (!idemq_qstate_view(index, MyDatabaseId, &view))
 			continue;
 		old = MemoryContextSwitchTo(announce_context);
 		finished = palloc0(sizeof(QueueFinished));
-		/* It was waiting for another queue, if it is not waiting now. */
-		if (idemq_finished_ring_copy(view.qstate, view.queue_id, &finished->batch))
+		/* If the ring is empty, it was noted when the queue state belonged to another queue. */
+		if (idemq_ring_copy(RING_FINISHED, view.qstate, view.queue_id, &finished->batch))
 			announced = lappend(announced, finished);
 		MemoryContextSwitchTo(old);
 		finished->qstate = view.qstate;
@@ -149,19 +150,19 @@ copy_finished(void)
 
 /* Adds the ids of the jobs with that status to a payload, if there are any. */
 static void
-add_ids(StringInfo payload, const FinishedBatch *batch, JobStatus status)
+add_ids(StringInfo payload, const RingBatch *batch, JobStatus status)
 {
 	bool any = false;
 
 	for (int i = 0; i < batch->count; i++)
 	{
-		if (batch->statuses[i] != status)
+		if (batch->news[i].what != (int) status)
 			continue;
 		if (any)
 			appendStringInfoChar(payload, ',');
 		else
 			appendStringInfo(payload, ",\"%s\":[", idemq_status_name(status));
-		appendStringInfo(payload, "%lld", (long long) batch->ids[i]);
+		appendStringInfo(payload, "%lld", (long long) batch->news[i].job_id);
 		any = true;
 	}
 	if (any)
@@ -172,7 +173,7 @@ add_ids(StringInfo payload, const FinishedBatch *batch, JobStatus status)
 static void
 announce(const QueueFinished *finished, const QueueInfo *queue)
 {
-	const FinishedBatch *batch = &finished->batch;
+	const RingBatch *batch = &finished->batch;
 	StringInfoData payload;
 
 	initStringInfo(&payload);
@@ -192,7 +193,7 @@ announce(const QueueFinished *finished, const QueueInfo *queue)
 	Async_Notify(psprintf("idemq_finished:%s", queue->name), payload.data);
 }
 
-/* Raises 54000 if PostgreSQL's queue of notifications is needed for other channels. */
+/* Raises 54000 if PostgreSQL's queue of notifications is more than half full. */
 static void
 check_queue_usage(void)
 {
@@ -206,7 +207,7 @@ check_queue_usage(void)
 					"time, and end it."));
 }
 
-/* Sends what there is to send, in the caller's transaction. */
+/* Task "announce": sends the notifications of one round, in the caller's transaction. */
 void
 idemq_announce_send(void)
 {
@@ -223,7 +224,7 @@ idemq_announce_send(void)
 
 		CHECK_FOR_INTERRUPTS();
 		finished->is_known = idemq_queue_by_id(finished->queue_id, &queue);
-		/* What is not to be sent any more is taken off the ring as if it had been. */
+		/* If the setting was turned off, the jobs are removed from the ring without being sent. */
 		if (!idemq_notify || !finished->is_known || !queue.notify_finished)
 			continue;
 		if (!is_checked)
@@ -233,23 +234,9 @@ idemq_announce_send(void)
 	}
 }
 
-/* Takes what a round has sent, or was refused, off its ring. */
-static void
-settle(const QueueFinished *finished, bool done)
-{
-	QueueState *qstate = finished->qstate;
-
-	if (!done || !finished->is_overflow)
-		idemq_finished_ring_remove(qstate, finished->queue_id, &finished->batch, !done);
-	else
-		idemq_finished_ring_overflow_sent(qstate, finished->queue_id, &finished->batch);
-	put(&had_ids, finished->index,
-		done && !finished->is_overflow && idemq_finished_ring_is_waiting(qstate));
-}
-
 /*
- * To be called after the transaction of idemq_announce_send.  What is left, or has come meanwhile, is
- * for the next round.
+ * Called after the transaction of idemq_announce_send: removes from the rings what was sent or, after
+ * a failure, what will be part of the next overflow.  Notes what remains for the next round.
  */
 void
 idemq_announce_ended(const QueueStateView *view, bool done)
@@ -262,12 +249,21 @@ idemq_announce_ended(const QueueStateView *view, bool done)
 	foreach(lc, announced)
 	{
 		const QueueFinished *finished = lfirst(lc);
+		QueueState *qstate = finished->qstate;
 
 		if (!done || finished->is_known)
-			settle(finished, done);
+		{
+			idemq_ring_sent(RING_FINISHED, qstate, finished->queue_id, &finished->batch,
+							!done					? RING_REFUSED
+							: finished->is_overflow ? RING_SENT_OVERFLOW
+													: RING_SENT_NEWS);
+			set_member(&had_ids, finished->index,
+					   done && !finished->is_overflow &&
+						   idemq_ring_is_waiting(RING_FINISHED, qstate));
+		}
 		all &= finished->is_known;
-		/* Sessions that have added to it meanwhile have not called this worker. */
-		idemq_announce_look(finished->qstate);
+		/* A session that added to a ring with something waiting has not woken this worker. */
+		idemq_announce_look(qstate);
 	}
 	announced = NIL;
 	if (announce_context != NULL)
@@ -276,6 +272,5 @@ idemq_announce_ended(const QueueStateView *view, bool done)
 		pause = Max(pause, REFUSED_PAUSE);
 	else if (!all)
 		pause = Max(pause, UNSEEN_PAUSE);
-	/* From here on: two rounds are that far apart, however long the first one took. */
 	next_round = idemq_mono_now() + pause;
 }

@@ -1,25 +1,24 @@
 /*
  * worker/expire.c
- *		Cancels jobs that were not claimed in time (expires_in), for the background
- *		worker.  A claim that meets such a job cancels it itself.
+ *		The background worker's task "expire": cancels jobs that were not claimed in time
+ *		(expires_in).  A claim that meets such a job cancels it itself.
  *
- * A queue's state has a time before which no job of the queue expires (DUE_EXPIRY).  A transaction
- * that makes a job with an expires_at ready, by enqueue, replace, release, retry, or by hand,
- * lowers the time after its commit (txn/pending_queues.c).  When that time has come, the worker
- * scans the queue's part of the ready index, in steps, and the earliest time that it finds is the
- * next one.  There is no index on expires_at: a scan reads every job that waits.  So the next
- * scan of the queue begins after 99 times as long as this one took: 1 % of the time at most.
+ * A queue's state contains a time before which no job of the queue expires (DUE_EXPIRY).  A
+ * transaction that makes a job with an expires_at ready lowers this time after its commit
+ * (txn/pending_queues.c).  When the time has come, the worker scans the queue's part of the ready
+ * index, in steps, and then sets the time to the earliest expires_at that it found.  There is no
+ * index on expires_at, so a scan reads every waiting job.  Therefore the queue's next scan begins
+ * only after 99 times as long as this one took: scans use at most 1 % of the time.
  *
- * Lowerings while a scan is under way are kept: it first sets the time to never.  If it has
- * passed a job that becomes ready again, the transaction that makes it ready notes it.  A claim
- * that is rolled back notes nothing: for a job that has expired and is held, there is another
- * scan.
+ * A scan sets the time to never before it begins, so a transaction that lowers the time during the
+ * scan is not lost, even if the scan has passed its job.  A claim that is rolled back does not lower
+ * the time; therefore a scan that meets an expired job whose row is held is followed by another one.
  *
- * A blocked job is not in the ready index: blocked jobs are found last, by SQL.  A group
- * whose next job has expired goes on with the one after it (job/promote.c).
+ * Blocked jobs are not in the ready index.  They are found by SQL at the end of the scan.  If the
+ * next job of a group has expired, the one after it is promoted (job/promote.c).
  *
- * State is local to the process; with a new worker, scans begin anew.  Locks: as in
- * table/jobs.c; a row that another transaction holds is skipped.
+ * State is local to the process; a new worker begins new scans.  Locks: as in table/jobs.c; a row
+ * that another transaction holds is skipped.
  */
 #include "postgres.h"
 
@@ -34,26 +33,26 @@
 #include "table/table.h"
 #include "worker/worker.h"
 
-/* What a step does at most, within a slice: index entries, jobs. */
+/* Maximum number of index entries that a step reads, and of jobs that it cancels. */
 #define STEP_ENTRIES 20000
 #define STEP_JOBS 1000
-/* While nothing is cancelled, it asks every so many entries whether the slice is over. */
+/* Number of entries between two checks of whether the slice is over, if no job is cancelled. */
 #define LOOK_EVERY 64
-/* Scans take 1 / (1 + PAUSES) of the time at most. */
+/* Scans take at most 1 / (1 + PAUSES) of the time. */
 #define PAUSES 99
-/* When a job that has expired is held, the next scan begins after that. */
+/* Delay before the next scan if the row of an expired job is held. */
 #define HELD_PAUSE USECS_PER_SEC
 
-/* The scan of a queue that is under way, or the last one. */
+/* The current scan of a queue, or the last one. */
 typedef struct ExpireScan
 {
 	int32 queue_id; /* hash key */
 	bool under_way;
-	int priority; /* the next position: */
+	int priority; /* with from, the position at which the next step begins */
 	ReadyKey from;
-	TimestampTz next; /* the earliest time found */
-	int64 took;		  /* so far */
-	int64 not_before; /* mono: the next one begins no earlier */
+	TimestampTz next; /* the earliest expires_at that was found */
+	int64 took;		  /* time (us) so far */
+	int64 not_before; /* mono: earliest start of the next scan */
 } ExpireScan;
 
 static HTAB *scans = NULL;
@@ -72,7 +71,7 @@ static SqlStatement blocked_jobs =
 	 .types = {INT4OID, INT8OID},
 	 .fields = (const SqlField[]){SQL_FIELD(BlockedJob, id), SQL_FIELD(BlockedJob, expires_at)}};
 
-/* Returns what is known of a queue's scans. */
+/* Returns the scan of a queue; creates it if there is none. */
 static ExpireScan *
 scan_of(int32 queue_id)
 {
@@ -88,7 +87,7 @@ scan_of(int32 queue_id)
 	return scan;
 }
 
-/* Returns when (mono) a step of a queue is to be done; PG_INT64_MAX for never. */
+/* Returns when (mono) task "expire" must run for a queue; PG_INT64_MAX: never. */
 int64
 idemq_expire_due_at(const QueueStateView *view)
 {
@@ -98,7 +97,7 @@ idemq_expire_due_at(const QueueStateView *view)
 	return scan->under_way ? 0 : Max(due, scan->not_before);
 }
 
-/* Cancels a fetched job that was not claimed in time; returns whether it did. */
+/* Cancels a job if it has expired and was never claimed, otherwise notes when it expires.  Returns whether it was cancelled. */
 static bool
 expire(ExpireScan *scan, JobsTable *table, const QueueInfo *queue, const Job *job)
 {
@@ -119,7 +118,7 @@ expire(ExpireScan *scan, JobsTable *table, const QueueInfo *queue, const Job *jo
 	return write == JOB_WRITTEN;
 }
 
-/* Goes on until the end of the queue's part of the index, or of the step. */
+/* Continues the scan to the end of the queue's part of the index, or of the step. */
 static void
 scan_on(ExpireScan *scan, JobsTable *table, const QueueInfo *queue, const Slice *slice)
 {
@@ -154,8 +153,8 @@ scan_on(ExpireScan *scan, JobsTable *table, const QueueInfo *queue, const Slice 
 }
 
 /*
- * Ends the scan: cancels the queue's blocked jobs that have expired, STEP_JOBS and a slice
- * at most, and finds the earliest time among the others.
+ * The end of a scan: cancels the queue's blocked jobs that have expired, at most STEP_JOBS of them
+ * and for one slice, and notes the earliest expires_at of the others.
  */
 static void
 expire_blocked(ExpireScan *scan, JobsTable *table, const QueueInfo *queue, const Slice *slice)
@@ -165,7 +164,7 @@ expire_blocked(ExpireScan *scan, JobsTable *table, const QueueInfo *queue, const
 	int count;
 	BlockedJob *jobs = idemq_spi_rows(&blocked_jobs, values, sizeof(BlockedJob), &count);
 
-	/* In the order of their times: none behind the first that has not expired has either. */
+	/* There may be more. */
 	if (count == STEP_JOBS)
 		scan->next = Min(scan->next, Max(jobs[count - 1].expires_at, now));
 	for (int i = 0; i < count; i++)
@@ -173,6 +172,7 @@ expire_blocked(ExpireScan *scan, JobsTable *table, const QueueInfo *queue, const
 		Job job;
 
 		CHECK_FOR_INTERRUPTS();
+		/* They are sorted, so the others have not expired either. */
 		if (jobs[i].expires_at > now)
 		{
 			scan->next = Min(scan->next, jobs[i].expires_at);
@@ -190,8 +190,7 @@ expire_blocked(ExpireScan *scan, JobsTable *table, const QueueInfo *queue, const
 }
 
 /*
- * Does a step of the scan of a queue, which has a state; to be followed by
- * idemq_expire_ended after its transaction.
+ * Task "expire": does one step of a queue's scan.  Call idemq_expire_ended after the transaction.
  */
 void
 idemq_expire_some(const QueueInfo *queue)
@@ -208,7 +207,7 @@ idemq_expire_some(const QueueInfo *queue)
 							 .under_way = true,
 							 .from = READY_KEY_MIN,
 							 .next = DT_NOEND};
-		/* Before our snapshot: a job that becomes ready after it lowers the time. */
+		/* Before the snapshot, so that jobs that the snapshot does not see lower the time again. */
 		(void) idemq_due_take(queue->qstate, DUE_EXPIRY);
 	}
 	idemq_jobs_open(&table);
@@ -219,7 +218,7 @@ idemq_expire_some(const QueueInfo *queue)
 	scan->took += idemq_stopwatch() - started;
 }
 
-/* Makes the next scans begin as soon as they are due. */
+/* Makes all scans due that were postponed because of the time that they take. */
 void
 idemq_expire_make_due(void)
 {
@@ -233,7 +232,10 @@ idemq_expire_make_due(void)
 		scan->not_before = 0;
 }
 
-/* To be called after a step's transaction; after a failure the scan begins anew. */
+/*
+ * Called after the transaction of a step.  At the end of the scan, sets when jobs expire next; if the
+ * step failed, makes a new scan due.
+ */
 void
 idemq_expire_ended(const QueueStateView *view, bool done)
 {

@@ -2,22 +2,23 @@
  * worker/handle.c
  *		Starting the processes that run the handlers of queues (handler/handler.c).
  *
- * One is started when something is ready in the queue and none of its handler's processes is
- * idle, up to as many as the handler may have.  The next one is started when the last has
- * come, and only if something is still ready.  They end by themselves.  The top of
- * shared/processes/handler_registry.c says when the worker has to look, and what tells it.
+ * The worker starts a process if a job is ready, none of the handler's processes is idle, and the
+ * handler has fewer processes than its maximum.  It starts the next one only after the previous one
+ * has started, and only if a job is still ready.  The processes exit by themselves.  The comment at
+ * the top of shared/processes/handler_registry.c says when the worker must look, and who wakes it.
  *
- * What a process needs is checked before: the role may log in, connect and claim, the function
- * is there and may be executed (queue/handlers.c).  Otherwise none is started.  The view says
- * why, and the worker looks again after a second, then two, up to 64.
+ * Before it starts a process, the worker checks that the role may log in, connect and claim, and
+ * that the function exists and may be executed (queue/handlers.c).  Otherwise it starts none, and
+ * the view idemq.handlers says why.  It checks again after 1 s, then 2 s, up to 64 s.
  *
- * After the end of a former server in the middle of a handler's job (a crash, a kill -9 of any
- * of its processes, an immediate shutdown; not a shutdown that lets it give its jobs back) the
- * handler's row counts one crash more, before a process is started: so no process is started
- * before the search for such jobs (job/recover.c) has been through the queue, or
- * SEARCH_PATIENCE is over.  The third crash in a row stops the handler.  A job whose function
- * has returned begins the count anew; but a job that was interrupted three times in a row stops
- * the handler in any case (job/reap.c).  The count is flushed: the next crash must find it.
+ * A job may crash the server.  Therefore, if the server ended while one of the handler's jobs was
+ * running (a crash, a kill -9 of one of its processes, or an immediate shutdown; in other
+ * shutdowns the processes release their jobs), the worker adds 1 to the handler's crash count
+ * before it starts a process.  So it starts none until the search for such jobs (job/recover.c) has
+ * finished in the queue, or until SEARCH_PATIENCE is over.  The third crash in a row stops the
+ * handler.  A job whose function returns resets the count.  But a job that was interrupted three
+ * times in a row stops the handler in any case (job/reap.c).  The new count is flushed to disk,
+ * because it must survive the next crash.
  */
 #include "postgres.h"
 
@@ -33,9 +34,9 @@
 #include "shared/processes/processes.h"
 #include "worker/worker.h"
 
-/* The search for jobs of a former server is awaited for so long after the start at most. */
+/* Maximum time to wait, after the start, for the search for lost leases. */
 #define SEARCH_PATIENCE (30 * USECS_PER_SEC)
-/* When the postmaster has no room for a process, it is asked again after that. */
+/* Delay before another attempt if all worker processes are in use. */
 #define NO_ROOM_PAUSE USECS_PER_SEC
 #define CRASHED (uint32)(HANDLER_CRASHED | HANDLER_CRASHED_AGAIN)
 
@@ -45,7 +46,7 @@ static SqlStatement count_crash =
 			 "THEN coalesce(stopped_at, $2) END WHERE queue_id = $1 AND stopped_at IS NULL",
 	 .types = {INT4OID, TIMESTAMPTZOID, INT4OID, INT4OID}};
 
-/* Returns when (mono) the handler of a queue is to be looked at. */
+/* Returns when (mono) task "handle" must run for a queue. */
 int64
 idemq_handle_due_at(const QueueStateView *view)
 {
@@ -60,7 +61,10 @@ idemq_handle_due_at(const QueueStateView *view)
 	return due;
 }
 
-/* Returns what the postmaster is to know of a process; it is not started again. */
+/*
+ * Returns the registration of a process that runs a function of this library; the postmaster does
+ * not restart it.  The launcher also uses this.
+ */
 BackgroundWorker
 idemq_process_of_ours(const char *function, const char *name)
 {
@@ -77,7 +81,7 @@ idemq_process_of_ours(const char *function, const char *name)
 	return worker;
 }
 
-/* Starts a process if one is wanted; returns when (mono) to look again. */
+/* Starts a process of the handler if one is needed and allowed.  Returns when (mono) to try again. */
 static int64
 start_one(const QueueInfo *queue, const HandlerInfo *info)
 {
@@ -107,7 +111,7 @@ start_one(const QueueInfo *queue, const HandlerInfo *info)
 	return idemq_mono_now() + NO_ROOM_PAUSE;
 }
 
-/* Task "handle": looks at the handler of a queue. */
+/* Task "handle": counts a crash, and starts a process for the queue's handler if a job is ready. */
 void
 idemq_handle(const QueueInfo *queue)
 {
@@ -122,7 +126,7 @@ idemq_handle(const QueueInfo *queue)
 		(void) pg_atomic_fetch_and_u32(&queue->qstate->handler, ~CRASHED);
 		return;
 	}
-	/* A former server crashed in the middle of the handler's jobs. */
+	/* The server crashed while one of the handler's jobs was running. */
 	if (crashed != 0)
 	{
 		Datum values[] = {Int32GetDatum(queue->id), TimestampTzGetDatum(idemq_now()),
@@ -132,7 +136,7 @@ idemq_handle(const QueueInfo *queue)
 		(void) idemq_spi_do(&count_crash, values, NULL);
 		CommandCounterIncrement();
 		ForceSyncCommit();
-		/* Not a bit that was set since it was read: the next look counts that crash. */
+		/* Only the bits that were read: a bit set since then is another crash, counted next time. */
 		(void) pg_atomic_fetch_and_u32(&queue->qstate->handler, ~crashed);
 		(void) idemq_handler_read(queue->id, &info);
 	}

@@ -2,25 +2,26 @@
  * worker/history.c
  *		The figures of each queue over time, for charts: task "history".
  *
- * At the end of each step of 10 s, of the wall clock, the worker writes a row of each queue in
- * which something has changed, and one of all queues together.  Every minute and every 10
- * minutes rows are folded into one.  What a row is, and where it is written, is SQL
- * (sql/parts/71_history.sql); what was counted is in shared memory, and comes from here.
+ * At the end of each step of 10 s of the wall clock, the worker writes one row for each queue that
+ * has changed, and one row for all queues together.  Every minute, and every 10 minutes, it folds
+ * rows into one.  SQL defines the rows and writes them (sql/parts/71_history.sql); this file reads
+ * the counters in shared memory.
  *
  * A row contains the differences to the counters at the end of the last step that was written,
- * which this process remembers.  If a queue's counters have been reset, and so have another
- * counted_since, the difference is to zero.  A worker that starts, or whose idemq.history is turned
- * on, begins with the counters that it finds; only if they are younger than a step, because the
- * server has just started, it begins with zero.  So no event is counted in two steps, and events of
- * a time in which no worker wrote are in no step.
+ * which this process remembers.  If a queue's counters have been reset, and therefore have another
+ * counted_since, the row contains the counters themselves.  When a worker starts, or idemq.history
+ * is turned on, the worker remembers the present counters; but if they are younger than a step,
+ * because the server has just started, they count from zero.  So no event is counted in two steps,
+ * and no step contains the events of a time in which no worker wrote.
  *
  * The worker does not poll.  A commit that has counted something requests a step, at most once per
- * step (shared/processes/worker_call.c), and wakes a worker that would sleep past its end.  So in an
- * idle database the worker wakes only for the end of the last minute and of the last 10 minutes.  It
- * takes the request before it reads the counters, so a later change makes a new request.
+ * step (shared/processes/worker_call.c), and wakes the worker if it would sleep past the end of the
+ * step.  So in an idle database the worker wakes only at the end of the last minute and of the last
+ * 10 minutes.  It takes the request before it reads the counters, so a later change makes a new
+ * request.
  *
  * All state is local to the process.  The counters that a step has read replace the remembered ones
- * when its transaction has committed (idemq_history_ended).  No locks of its own.
+ * after its transaction has committed (idemq_history_ended).  This file has no locks of its own.
  */
 #include "postgres.h"
 
@@ -37,7 +38,7 @@
 #include "shared/processes/processes.h"
 #include "worker/worker.h"
 
-/* The steps: the first is read from memory, each of the others folded from the one before. */
+/* Lengths of the steps.  The first is read from memory; each other one is folded from the previous. */
 static const int64 steps[] = {IDEMQ_HISTORY_STEP, USECS_PER_MINUTE, 10 * USECS_PER_MINUTE};
 #define STEPS ((int) lengthof(steps))
 
@@ -50,58 +51,43 @@ static const Counter counters[] = {COUNTER_ENQUEUED, COUNTER_CLAIMED, COUNTER_CO
 typedef struct Figures
 {
 	CounterView counts;
-	TimestampTz due; /* since when a job can be claimed; DT_NOEND: none can */
+	TimestampTz due; /* since when a job has been ready; DT_NOEND: none is ready */
 } Figures;
 
-/* A queue, or all of them. */
+/* The figures of a queue, or of all queues together (queue_id 0). */
 typedef struct Known
 {
 	int32 queue_id; /* hash key */
-	bool seen;		/* in this step */
+	bool seen;		/* the queue exists in the current step */
 	Figures last;	/* at the end of the last step that was written */
-	Figures next;	/* of this one, once its transaction has committed */
+	Figures next;	/* at the end of the current step; they become last when it has committed */
 } Known;
 
 static HTAB *history_known = NULL;
 
-/* The end of the step that is to be written; 0: none. */
+/* The end of the step that must be written next; 0: none. */
 static TimestampTz next_step = 0;
-/* The last end of each step that was written; 0: not known. */
+/* For each length of a step, the end of the last one that was written; 0: not known. */
 static TimestampTz written[STEPS];
-/* As they are to be once the transaction has committed. */
+/* The value of written after the current transaction has committed. */
 static TimestampTz history_writing[STEPS];
-/* That transaction reads the counters, up to the end of a step. */
+/* Whether the current transaction reads the counters, and the end of the step that it writes. */
 static bool reading;
 static TimestampTz reading_until;
 
-/* Returns the end of the step in which a time lies. */
+/* Returns the end of the step that contains a time; a time at the end of a step belongs to it. */
 static TimestampTz
 end_of_step(TimestampTz at, int64 step)
 {
 	return at + (step - at % step) % step;
 }
 
-/* Begins with what a queue's counters are, unless they are younger than that time. */
-static void
-begin_queue(const QueueStateView *view, TimestampTz young)
-{
-	CounterView counts;
-	Known *queue;
-
-	if (!idemq_counters_read(idemq_qstate_index(view->qstate), view->queue_id, &counts) ||
-		counts.since > young)
-		return;
-	queue = hash_search(history_known, &view->queue_id, HASH_ENTER, NULL);
-	queue->seen = false;
-	queue->last.counts = counts;
-	/* The next row tells its gauges in any case. */
-	queue->last.counts.known = false;
-	queue->last.due = DT_NOEND;
-}
-
-/* Begins anew; counters that have begun after that time count from zero. */
-static void
-history_begin(TimestampTz young)
+/*
+ * Starts from scratch: each queue's next row will contain the differences to its present counters.
+ * Counters that began after young count from zero.
+ */
+void
+idemq_history_begin(TimestampTz young)
 {
 	HASHCTL info = {.keysize = sizeof(int32), .entrysize = sizeof(Known)};
 	QueueStateView view = {0};
@@ -110,21 +96,27 @@ history_begin(TimestampTz young)
 		hash_destroy(history_known);
 	history_known = hash_create("idemq history", 64, &info, HASH_ELEM | HASH_BLOBS);
 	while (idemq_qstate_next(MyDatabaseId, &view))
-		begin_queue(&view, young);
+	{
+		CounterView counts;
+		Known *queue;
+
+		if (!idemq_counters_read(idemq_qstate_index(view.qstate), view.queue_id, &counts) ||
+			counts.since > young)
+			continue;
+		queue = hash_search(history_known, &view.queue_id, HASH_ENTER, NULL);
+		queue->seen = false;
+		queue->last.counts = counts;
+		/* So the next row contains its gauges even if they do not change. */
+		queue->last.counts.known = false;
+		queue->last.due = DT_NOEND;
+	}
 	next_step = 0;
-	/* What a former worker has left to fold is looked up when this one has written something. */
+	/* Rows that a former worker did not fold are folded when this worker has written some. */
 	memset(written, 0, sizeof(written));
 	idemq_worker_note_counts();
 }
 
-/* Begins for a worker that starts, perhaps with its server, or whose database follows no longer. */
-void
-idemq_history_begin(void)
-{
-	history_begin(idemq_now() - IDEMQ_HISTORY_STEP);
-}
-
-/* Returns when (mono) a step is to be written, or folded. */
+/* Returns when (mono) a step must be written or folded; PG_INT64_MAX: never. */
 int64
 idemq_history_due_at(const QueueStateView *view)
 {
@@ -133,13 +125,13 @@ idemq_history_due_at(const QueueStateView *view)
 	TimestampTz due;
 
 	if (was_off && idemq_history)
-		history_begin(DT_NOEND);
+		idemq_history_begin(DT_NOEND);
 	was_off = !idemq_history;
 	if (was_off)
 		return PG_INT64_MAX;
 	if (!idemq_worker_is_asked(WORKER_ASKED_HISTORY, false))
 		next_step = 0;
-	/* After the clock was set back, it does not wait for the old time. */
+	/* If the clock was set back, next_step may be far in the future. */
 	else if (next_step == 0 || next_step > now + IDEMQ_HISTORY_STEP)
 		next_step =
 			end_of_step(idemq_test_clock ? idemq_clock_counted_at() : now, IDEMQ_HISTORY_STEP);
@@ -152,26 +144,27 @@ idemq_history_due_at(const QueueStateView *view)
 	return due == DT_NOEND ? PG_INT64_MAX : idemq_mono_now() + Max(due - now, 0);
 }
 
-static SqlStatement write_rows = {.text = "SELECT idemq_internal.write_history($1, $2, $3)",
-								  .types = {INT4OID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
+/* $2: the end of the last step of that length, or -infinity. */
+static SqlStatement write_rows =
+	{.text = "SELECT idemq_internal.write_history($1, nullif($2, '-infinity'), $3)",
+	 .types = {INT4OID, TIMESTAMPTZOID, TIMESTAMPTZOID},
+	 .locks = true,
+	 .fields = SQL_SCALAR(int64)};
 
-/* Writes the steps of that length, up to a time; returns whether there are any. */
+/* Writes the steps of a length, from the last one written to until; returns whether it wrote a row. */
 static bool
 write_up_to(int step, TimestampTz until)
 {
+	TimestampTz since = written[step] == 0 ? DT_NOBEGIN : written[step];
 	Datum values[] = {Int32GetDatum((int32) (steps[step] / USECS_PER_SEC)),
-					  TimestampTzGetDatum(written[step]), TimestampTzGetDatum(until)};
-	SqlScope scope;
-	bool any;
+					  TimestampTzGetDatum(since), TimestampTzGetDatum(until)};
+	int64 rows;
 
-	idemq_spi_begin(&scope);
-	(void) idemq_spi_run(&write_rows, values, written[step] == 0 ? " n " : NULL);
-	any = idemq_spi_int64(0, 1, NULL) > 0;
-	idemq_spi_end(&scope);
-	return any;
+	(void) idemq_spi_row(&write_rows, values, &rows, sizeof(rows));
+	return rows > 0;
 }
 
-/* Task "history": writes the step that has ended, and folds those before it. */
+/* Task "history": writes the step that has ended, and folds earlier steps. */
 void
 idemq_history_write(void)
 {
@@ -183,22 +176,22 @@ idemq_history_write(void)
 	{
 		TimestampTz until = now - now % steps[0];
 
-		/* The test clock jumped past the end of the step, so nothing happened after that end. */
+		/* When the test clock jumps, nothing happens between the end of the step and now. */
 		if (idemq_test_clock)
 			until = Max(next_step, written[0] + steps[0]);
 		reading_until = until;
 
-		/* Before the counters are read: a commit that counts something from here on asks again. */
+		/* Before the counters are read, so that a later change makes a new request. */
 		(void) idemq_worker_is_asked(WORKER_ASKED_HISTORY, true);
 		if (write_up_to(0, until))
 			history_writing[0] = until;
 	}
 	for (int i = 1; i < STEPS; i++)
 	{
-		/* The step that contains the last one to fold; a late worker has nothing to fold after it. */
+		/* Up to the end of the step that contains the last row; there is nothing to fold after it. */
 		TimestampTz until = end_of_step(history_writing[i - 1], steps[i]);
 
-		/* Nothing is left to fold, or all of it belongs to a step that has not ended. */
+		/* Nothing is left to fold, or the step has not ended. */
 		if (history_writing[i - 1] <= history_writing[i] || until > now)
 			continue;
 		(void) write_up_to(i, until);
@@ -206,7 +199,7 @@ idemq_history_write(void)
 	}
 }
 
-/* To be called after that transaction: what it has read is written now, or is still to be. */
+/* Called after the transaction of idemq_history_write: applies what it read, or requests it again. */
 void
 idemq_history_ended(const QueueStateView *view, bool done)
 {
@@ -232,7 +225,7 @@ idemq_history_ended(const QueueStateView *view, bool done)
 	}
 }
 
-/* Reads the figures of a queue; NULL when it has none. */
+/* Reads the figures of a queue into its hash entry; returns NULL if the queue has none. */
 static Known *
 read_figures(int32 queue_id)
 {
@@ -256,7 +249,7 @@ read_figures(int32 queue_id)
 	it->seen = true;
 	it->next.counts = counts;
 	it->next.due = DT_NOEND;
-	/* Nothing can be due where nothing waits. */
+	/* Saves a scan of the index if no job is waiting. */
 	if (!counts.known || counts.gauges[JOB_PENDING] + counts.gauges[JOB_RETRYING] > 0)
 	{
 		TimestampTz oldest = idemq_ready_oldest(&queue, now);
@@ -267,7 +260,7 @@ read_figures(int32 queue_id)
 	return it;
 }
 
-/* Adds what a queue has done in the step, and what it has now, to the figures of all queues. */
+/* Adds the events of a queue in the current step, and its gauges, to the figures of all queues. */
 static void
 add_to_all(Known *all, const Known *queue)
 {
@@ -286,7 +279,7 @@ add_to_all(Known *all, const Known *queue)
 	}
 }
 
-/* Returns whether a queue has something to tell of the step. */
+/* Returns whether a queue has changed in the current step, so that it needs a row. */
 static bool
 has_changed(const Known *queue)
 {
@@ -317,7 +310,7 @@ history_put(ReturnSetInfo *set, const Known *queue)
 	RowBuilder row = {0};
 
 	row_add(&row, Int32GetDatum(queue->queue_id));
-	/* Of two commits, the later may be counted first. */
+	/* A gauge may be negative for a moment, if the later of two commits is counted first. */
 	for (int i = 0; i < (int) lengthof(gauges); i++)
 		row_add_if(&row, next->known, Int64GetDatum(Max(next->gauges[gauges[i]], 0)));
 	row_add_if(&row, queue->next.due != DT_NOEND, TimestampTzGetDatum(queue->next.due));
@@ -338,8 +331,9 @@ history_put(ReturnSetInfo *set, const Known *queue)
 }
 
 /*
- * history() -> setof what has changed in a queue since the last step, and queue_id 0 for all
- * queues together; for the worker, in its task: no rows elsewhere.
+ * history() -> setof rows: one for each queue that has changed since the last step, and one with
+ * queue_id 0 for all queues together.  Only the worker's task may call it; other sessions get no
+ * rows.
  */
 SQL_FUNCTION(idemq_sql_history)
 {

@@ -2,15 +2,15 @@
  * worker/launcher.c
  *		The process that keeps a worker in each database with idemq.
  *
- * It belongs to no database.  When it starts, or idemq.worker is set on, it has each
- * database visited, a few at a time, by a worker, which stays if it finds the extension.
- * From then on sessions say where a worker is wanted (shared/processes/worker_registry.c): at the
- * commit of CREATE EXTENSION and CREATE DATABASE, and at the first use of idemq in a session.
- * A worker that ended is started again after half a second, later if it keeps ending.
+ * The launcher is not connected to a database.  When it starts, or when idemq.worker is turned on,
+ * it starts a worker in each database, a few at a time; a worker that does not find the extension
+ * exits.  Later, sessions request workers (shared/processes/worker_registry.c): when CREATE
+ * EXTENSION or CREATE DATABASE commits, and when a session first uses idemq.  If a worker exits, it
+ * is started again after half a second, or after a longer time if it keeps exiting.
  *
- * The postmaster starts it when recovery is over: a standby has none until its
- * promotion, and so no worker.  Binary upgrade has none.  Template databases are not
- * visited; one whose idemq is used gets its worker like any other.
+ * The postmaster starts the launcher when recovery ends.  So a standby has neither a launcher nor
+ * workers until it is promoted.  During a binary upgrade there is no launcher.  Template databases
+ * are not visited; a template gets a worker when a session uses idemq in it.
  */
 #include "postgres.h"
 
@@ -34,32 +34,33 @@
 #include "shared/processes/processes.h"
 #include "worker/worker.h"
 
-/* Databases visited at a time. */
+/* Maximum number of workers that are starting at the same time, when all databases are visited. */
 #define MAX_STARTING 2
-/* A worker that has not attached by then has failed, or never came. */
+/* A worker that has not attached to its slot by then has failed to start. */
 #define START_PATIENCE (10 * USECS_PER_SEC)
-/* After that, a worker that could not be started is tried again. */
+/* Delay before another attempt to start a worker. */
 #define START_RETRY USECS_PER_SEC
-/* A complaint is repeated that often. */
+/* Minimum time between two warnings that all worker processes are in use. */
 #define COMPLAIN_INTERVAL USECS_PER_HOUR
 
-/* A worker that was asked for and has not attached yet; at the index of its worker slot. */
+/* The last start of a worker, at the index of its worker slot. */
 typedef struct Start
 {
 	BackgroundWorkerHandle *handle;
-	int64 asked_at; /* idemq_stopwatch() */
+	int64 asked_at; /* stopwatch time */
 } Start;
 
 pg_noreturn PGDLLEXPORT void idemq_launcher_main(Datum arg);
 
 static Start *starts;
-static List *to_visit = NIL;	 /* of database OIDs */
-static int64 next_complaint = 0; /* likewise */
+static List *to_visit = NIL;	 /* OIDs of databases in which a worker must still be started */
+static int64 next_complaint = 0; /* stopwatch time */
 
 /*
- * Lists the databases in which a worker could find the extension, without templates; or only the
- * given one, which may be a template.  It scans pg_database instead of using the cache, because the
- * commit of a DROP DATABASE wakes the launcher before it sends its invalidations.
+ * Returns the OIDs of all databases that accept connections and are not templates.  If only is
+ * valid, returns only that database, which may be a template, or an empty list if it does not exist.
+ * Scans pg_database instead of using the cache, because the commit of a DROP DATABASE wakes the
+ * launcher before it sends its invalidations.
  */
 static List *
 list_databases(Oid only)
@@ -93,8 +94,8 @@ list_databases(Oid only)
 }
 
 /*
- * Asks the postmaster for a worker for a worker slot.  The start is noted first, and
- * the database is looked up after that: a later DROP DATABASE takes the note back.
+ * Asks the postmaster to start the worker of a worker slot.  Notes the start before it looks up the
+ * database: a DROP DATABASE that commits after the lookup finds the note, and withdraws it.
  */
 static void
 start_worker(WorkerSlotCopy *copy)
@@ -118,7 +119,7 @@ start_worker(WorkerSlotCopy *copy)
 	if (start->handle != NULL)
 		pfree(start->handle);
 	start->handle = NULL;
-	old = MemoryContextSwitchTo(TopMemoryContext); /* the handle is for later passes */
+	old = MemoryContextSwitchTo(TopMemoryContext); /* later calls of start_workers use the handle */
 	IDEMQ_STOP("launcher_before_start");
 	registered = RegisterDynamicBackgroundWorker(&worker, &start->handle);
 	MemoryContextSwitchTo(old);
@@ -142,8 +143,8 @@ start_worker(WorkerSlotCopy *copy)
 }
 
 /*
- * Starts the workers that are wanted and due, and has the next database visited.
- * Returns when (mono) there is something to do again.
+ * Starts the workers that are wanted, if their time has come, and requests workers for the next
+ * databases to visit.  Returns when (mono) it must be called again.
  */
 static int64
 start_workers(void)
@@ -153,7 +154,7 @@ start_workers(void)
 	int64 next = PG_INT64_MAX;
 	int starting = 0;
 
-	/* A worker that ended before it attached, or never came, is not waited for. */
+	/* A worker may exit before it attaches, or may never start. */
 	for (int i = 0; i < count; i++)
 	{
 		Start *start = &starts[copies[i].index];
@@ -171,7 +172,7 @@ start_workers(void)
 	while (to_visit != NIL && starting < MAX_STARTING)
 	{
 		if (!idemq_worker_want(linitial_oid(to_visit)))
-			break; /* the registry is full until a worker finds nothing and frees its slot */
+			break; /* the registry is full until a worker frees its slot */
 		to_visit = list_delete_first(to_visit);
 		starting++;
 	}
@@ -193,6 +194,7 @@ start_workers(void)
 	return next;
 }
 
+/* Entry point of the launcher process. */
 void
 idemq_launcher_main(Datum arg)
 {
@@ -215,7 +217,6 @@ idemq_launcher_main(Datum arg)
 	{
 		int64 next = PG_INT64_MAX;
 
-		/* Has all databases visited. */
 		if (idemq_worker && !was_on)
 		{
 			MemoryContextSwitchTo(TopMemoryContext);

@@ -1,20 +1,19 @@
 /*
  * worker/notify.c
- *		NOTIFY: what became ready, and events of single jobs.  Only the background
- *		worker sends it, so that no producer takes the cluster-wide lock that NOTIFY
- *		takes at commit.
+ *		NOTIFY when jobs become ready, and for events of single jobs.  Only the background worker
+ *		sends it, so that no producer takes the cluster-wide lock that NOTIFY takes at commit.
  *
- * That something became ready is in the queue's state (DUE_NOTIFY); events of jobs are in its ring.
- * There are two steps, with a commit between them.  idemq_notify_send takes the time, copies
- * the events and sends; idemq_notify_ended, after the commit, removes what was copied, and after
- * a failure notes again what was taken.  If a worker dies between the two, its successor sends
- * twice, or looks at each queue (worker/waking.c): nothing stays unsent.  A full ring counts
- * what it loses, which is sent as "overflow".  The worker reads only the queue states in which it
- * has seen something to send (idemq_notify_look, when it visits a queue state that is marked), so a
- * NOTIFY costs nothing for the other queues.
+ * The queue's state says whether a job became ready (DUE_NOTIFY), and the queue's ring contains the
+ * events of jobs.  Sending takes two steps, with a commit between them: idemq_notify_send removes
+ * the due time, copies the events and sends; idemq_notify_ended removes the copied events from the
+ * ring, or, after a failure, restores the due time.  If a worker exits between the two steps, its
+ * successor sends the events again, and checks each queue for ready jobs (worker/waking.c), so
+ * nothing remains unsent.  A full ring counts the events that it loses, and this number is sent as
+ * "overflow".  The worker reads only queue states in which it has seen something to send
+ * (idemq_notify_look), so a NOTIFY costs nothing for other queues.
  *
- * NOTIFY's payloads are JSON made of words, numbers and a queue's name, which has no character
- * that JSON would escape.  Any role can LISTEN: a job's payload, key or error is never in them.
+ * The payloads are JSON made of words, numbers and a queue's name, which has no character that JSON
+ * would escape.  Any role can LISTEN, so they never contain a job's payload, key or error.
  */
 #include "postgres.h"
 
@@ -31,34 +30,35 @@
 #include "shared/queue_states/queue_states.h"
 #include "worker/worker.h"
 
-/* If news could not be sent, since their queue is being created, NOTIFY is tried after that. */
+/* Delay before another attempt if something could not be sent. */
 #define UNSENT_PAUSE (USECS_PER_SEC / 10)
 
-/* What there is to send for a queue, as it was read before the NOTIFY. */
+/* What idemq_notify_send has read for a queue. */
 typedef struct QueueNews
 {
 	QueueState *qstate;
 	int32 queue_id;
 	bool ready;
-	bool known; /* the queue was found; otherwise it is still being created */
-	NewsBatch batch;
+	bool known; /* the queue was found; if not, it is still being created */
+	RingBatch batch;
 } QueueNews;
 
 static MemoryContext news_context = NULL;
 static List *unsent = NIL; /* of QueueNews, between idemq_notify_send and idemq_notify_ended */
-/* Queue states, by index, that had something to send when they were looked at. */
+/* Indexes of the queue states that have something to send. */
 static Bitmapset *with_news = NULL;
-/* When (mono) the last NOTIFY was sent, and the next one may be. */
+/* When (mono) the last NOTIFY was sent, and when the next one may be sent after a failure. */
 static int64 notified_at = 0;
 static int64 next_notify = 0;
 
-/* Notes a queue state if it has something to send. */
+/* Notes whether a queue state has something to send. */
 void
 idemq_notify_look(QueueState *qstate)
 {
 	MemoryContext old;
 
-	if (idemq_due_at(qstate, DUE_NOTIFY) == PG_INT64_MAX && !idemq_notify_ring_waiting(qstate))
+	if (idemq_due_at(qstate, DUE_NOTIFY) == PG_INT64_MAX &&
+		!idemq_ring_is_waiting(RING_EVENTS, qstate))
 		return;
 	old = MemoryContextSwitchTo(TopMemoryContext);
 	with_news = bms_add_member(with_news, idemq_qstate_index(qstate));
@@ -66,8 +66,8 @@ idemq_notify_look(QueueState *qstate)
 }
 
 /*
- * Returns when (mono) something is to be sent for the queue states that were looked at.  Just after
- * a NOTIFY the worker comes again by itself, so that a busy queue need not wake it each time.
+ * Returns when (mono) task "notify" must run.  If nothing is to be sent, this is the end of
+ * idemq.notify_delay after the last NOTIFY, so that sessions need not wake the worker until then.
  */
 int64
 idemq_notify_due_at(const QueueStateView *view)
@@ -79,7 +79,7 @@ idemq_notify_due_at(const QueueStateView *view)
 	return Max(next, next_notify);
 }
 
-/* Sends the news of one queue.  It is not named send: some versions' headers declare that. */
+/* Sends the news of one queue. */
 static void
 notify_tell(const QueueNews *news, const QueueInfo *queue)
 {
@@ -94,7 +94,7 @@ notify_tell(const QueueNews *news, const QueueInfo *queue)
 
 		Async_Notify(channel,
 					 psprintf("{\"event\":\"%s\",\"queue\":\"%s\",\"id\":%lld,\"attempt\":%d}",
-							  names[event->kind], queue->name, (long long) event->job_id,
+							  names[event->what], queue->name, (long long) event->job_id,
 							  event->attempt));
 	}
 	if (news->batch.lost > 0)
@@ -104,7 +104,7 @@ notify_tell(const QueueNews *news, const QueueInfo *queue)
 		Async_Notify(channel, psprintf("{\"event\":\"ready\",\"queue\":\"%s\"}", queue->name));
 }
 
-/* Sends what there is to send, in the caller's transaction. */
+/* Task "notify": sends the news of all queues, in the caller's transaction. */
 void
 idemq_notify_send(void)
 {
@@ -123,7 +123,7 @@ idemq_notify_send(void)
 		QueueNews *news;
 		QueueStateView view;
 
-		/* Its queue is gone, or has another state. */
+		/* Its queue was dropped, or now has another state. */
 		if (!idemq_qstate_view(index, MyDatabaseId, &view))
 			continue;
 		old = MemoryContextSwitchTo(news_context);
@@ -134,9 +134,9 @@ idemq_notify_send(void)
 		news->queue_id = view.queue_id;
 		IDEMQ_STOP("idemq_notify_copy");
 		news->ready = idemq_due_take(view.qstate, DUE_NOTIFY);
-		idemq_notify_ring_copy(view.qstate, view.queue_id, &news->batch);
+		(void) idemq_ring_copy(RING_EVENTS, view.qstate, view.queue_id, &news->batch);
 	}
-	/* What comes from here on marks its queue state, which is then looked at again. */
+	/* A session that adds something from now on marks the queue state, which is then noted again. */
 	bms_free(with_news);
 	with_news = NULL;
 	foreach(lc, unsent)
@@ -152,10 +152,10 @@ idemq_notify_send(void)
 }
 
 /*
- * To be called after the transaction of idemq_notify_send.  What was not sent is noted again, also
- * for a queue that is being created.  If the queue state has become another queue's, DUE_NOTIFY may
- * have been that queue's when it was taken.  Nothing is lost: DUE_READY is 0 in a new queue state, so
- * the task "due" looks, and notes what is ready (worker/waking.c).
+ * Called after the transaction of idemq_notify_send.  Notes again what was not sent, because the
+ * transaction failed or the queue is still being created.  If the queue state now belongs to another
+ * queue, the DUE_NOTIFY that was taken may have been the other queue's.  Nothing is lost: DUE_READY
+ * is 0 in a new queue state, so the task "due" checks for ready jobs (worker/waking.c).
  */
 void
 idemq_notify_ended(const QueueStateView *view, bool done)
@@ -173,7 +173,7 @@ idemq_notify_ended(const QueueStateView *view, bool done)
 		if (!idemq_qstate_is_of(news->qstate, news->queue_id))
 			continue;
 		if (sent)
-			idemq_notify_ring_sent(news->qstate, news->queue_id, &news->batch);
+			idemq_ring_sent(RING_EVENTS, news->qstate, news->queue_id, &news->batch, RING_SENT_ALL);
 		else if (news->ready)
 			idemq_due_by(news->qstate, DUE_NOTIFY, 0);
 		if (!sent)

@@ -1,27 +1,26 @@
 /*
  * worker/retention.c
- *		Deleting what is past its retention: finished jobs, their attempts and steps, what
- *		idemq.once has seen, events, and the audit.
+ *		Deletes rows that are past their retention: finished jobs with their attempts and steps,
+ *		the operations seen by idemq.once, events, and the audit log.
  *
- * The background worker does so in passes, idemq.purge_interval apart.  A pass
- * consists of batches of 5 ms, each in a transaction of its own; between two batches all
- * other tasks have their turn.  Which jobs a pass visits: worker/retention_ranges.c.
- * A batch never waits for a row that another transaction holds, and deletes the version
- * that it has fetched, or nothing: a job that is redriven meanwhile stays.
+ * The background worker does this in passes.  A pass begins idemq.purge_interval after the previous
+ * one began.  It consists of batches of 5 ms, each in its own transaction; between two batches, all
+ * other tasks can run.  worker/retention_ranges.c decides which jobs a pass visits.  A batch never
+ * waits for a row that another transaction holds, and deletes only the version that it has fetched;
+ * so a job that is redriven in the meantime is not deleted.
  *
- * Each pass ends with a part of the sweep: a scan of all jobs, from the least id on,
- * for what the passes have missed.  It takes 1 % of the time, and at least one batch
- * a pass.
+ * Each pass ends with a part of the sweep: a scan of all jobs, in the order of their ids, for jobs
+ * that the passes have missed.  The sweep takes 1 % of the time, and at least one batch per pass.
  *
- * The history of a job that was deleted by hand stays: a job that pg_restore has not restored
+ * If a job was deleted by hand, its history stays, because a job that pg_restore has not restored
  * yet looks the same.
  *
- * With user triggers and the like on idemq.jobs each row is deleted by SQL, in a
- * subtransaction and with deferred constraints checked at once: a row whose deletion is
- * refused stays, and the others go.
+ * If idemq.jobs has triggers, constraints and so on that a user has added, each row is deleted by
+ * SQL in a subtransaction, and deferred constraints are checked at once.  So if the deletion of a row
+ * is refused, only this row stays.
  *
- * State is local to the process.  What a batch changed in it is undone when its transaction
- * fails, even at the commit.  Locks: as in table/jobs.c.
+ * State is local to the process.  If the transaction of a batch fails, even at its commit, the
+ * changes of the batch to this state are undone.  Locks: as in table/jobs.c.
  */
 #include "postgres.h"
 
@@ -39,39 +38,36 @@
 #include "txn/txn.h"
 #include "worker/worker.h"
 
-/* The most that a batch processes within a slice: rows, rows if the table has triggers, index entries. */
+/* Maximum size of a batch: jobs deleted, jobs deleted by SQL, and ids read. */
 #define BATCH_ROWS 2000
 #define BATCH_ROWS_BY_SQL 50
-#define BATCH_ENTRIES 20000
-/* Entries between two checks of whether the slice is over, while nothing is deleted. */
+#define BATCH_IDS 20000
+/* Number of ids between two checks of whether the slice is over, if no row is deleted. */
 #define LOOK_EVERY 64
 /* Sweeps take at most 1 / SWEEP_SHARE of the time, and begin at least SWEEP_PAUSE apart. */
 #define SWEEP_SHARE 100
 #define SWEEP_PAUSE (10 * USECS_PER_MINUTE)
-/*
- * A job whose child is not finished, or whose parents or children are held, is looked at
- * again after so long.
- */
+/* Delay before the next visit of a job with an unfinished child, or whose relatives are held. */
 #define NEEDED_PAUSE (10 * USECS_PER_SEC)
-/* A row whose deletion was refused is tried again after so long. */
+/* Delay before the next visit of a job whose deletion was refused. */
 #define REFUSED_PAUSE (10 * USECS_PER_MINUTE)
 
 typedef struct Batch
 {
 	JobsTable table;
 	TimestampTz now;
-	bool bounded; /* by the slice and BATCH_ENTRIES */
+	bool bounded; /* it ends after a slice, or after BATCH_IDS */
 	Slice slice;
 	int max_rows;
-	int rows;
-	int entries;
-	int rows_before; /* rows, before the last entry */
-	int64 *ids;		 /* of the rows */
+	int rows;		 /* number of jobs deleted */
+	int ids_read;	 /* number of ids read */
+	int rows_before; /* rows at the last call of is_over */
+	int64 *ids;		 /* of the deleted jobs */
 	QueueInfo queue; /* of the last row */
-	bool notes;		 /* what stays is noted, for its next visit */
+	bool notes;		 /* jobs that stay are noted in the ranges, for their next visit */
 } Batch;
 
-/* The stage that the passes have reached. */
+/* What the next batch does. */
 typedef enum Stage
 {
 	STAGE_BEGIN,
@@ -80,64 +76,69 @@ typedef enum Stage
 	STAGE_SWEEP
 } Stage;
 
-/* Of seen, events and audit: what was past its time before that is deleted. */
+/*
+ * How far the deletion of seen operations, events and audit entries has come: rows whose time is
+ * before this one have been deleted.
+ */
 typedef struct ByTime
 {
-	TimestampTz from[3];
+	TimestampTz seen;
+	TimestampTz events;
+	TimestampTz audit;
+	int64 rows; /* number of rows deleted last time */
 } ByTime;
 
-#define ALL_TIMES ((ByTime){{DT_NOBEGIN, DT_NOBEGIN, DT_NOBEGIN}})
+#define ALL_TIMES ((ByTime){DT_NOBEGIN, DT_NOBEGIN, DT_NOBEGIN, 0})
 
 typedef struct Passes
 {
 	Stage stage;
-	int64 began; /* mono: the last one */
-	TimestampTz now;
-	IdScan sweep;
-	int64 swept;	  /* microseconds of this pass */
+	int64 began;	  /* mono: when the last pass began; 0: the next one begins at once */
+	TimestampTz now;  /* the time as of which the pass deletes */
+	IdScan sweep;	  /* the rest of the current sweep */
+	int64 swept;	  /* time (us) that this pass has spent sweeping */
 	int64 next_sweep; /* mono */
-	bool whole;		  /* this pass sweeps all jobs */
+	bool whole;		  /* this pass does not end before the sweep does */
 	ByTime by_time;
 } Passes;
 
 static Passes passes = {.stage = STAGE_BEGIN};
-/* The passes as they were before a batch, and the range that the batch visits. */
+/* The state before the current batch, and the range that the batch visits. */
 static Passes passes_before;
 static IdScan visit;
 static bool visiting = false;
-/* At most one refusal is logged per pass. */
+/* A refused deletion was logged in this pass. */
 static bool refusal_logged = false;
 
 static SqlStatement delete_by_time =
 	{.text = "SELECT * FROM idemq_internal.delete_by_time($1, $2, $3, $4, $5, $6)",
 	 .types = {TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID,
 			   INT8OID},
-	 .few = true};
+	 .few = true,
+	 .locks = true,
+	 .fields = (const SqlField[]){SQL_FIELD(ByTime, seen), SQL_FIELD(ByTime, events),
+								  SQL_FIELD(ByTime, audit), SQL_FIELD(ByTime, rows)}};
 
-/* Deletes what is past its time, up to a number of rows; returns whether there is more. */
+/*
+ * Deletes seen operations, events and audit entries that are past their retention, at most limit
+ * rows; moves by_time on.  Returns whether there may be more.
+ */
 static bool
 purge_by_time(ByTime *by_time, TimestampTz now, int64 limit)
 {
 	TimestampTz audit_until =
 		idemq_audit_retention < 0 ? DT_NOBEGIN : now - idemq_audit_retention * USECS_PER_MINUTE;
-	Datum values[] = {TimestampTzGetDatum(by_time->from[0]), TimestampTzGetDatum(by_time->from[1]),
-					  TimestampTzGetDatum(by_time->from[2]), TimestampTzGetDatum(now),
-					  TimestampTzGetDatum(audit_until),		 Int64GetDatum(limit)};
-	SqlScope scope;
-	bool more;
+	Datum values[] = {TimestampTzGetDatum(by_time->seen),  TimestampTzGetDatum(by_time->events),
+					  TimestampTzGetDatum(by_time->audit), TimestampTzGetDatum(now),
+					  TimestampTzGetDatum(audit_until),	   Int64GetDatum(limit)};
 
-	idemq_spi_begin(&scope);
-	(void) idemq_spi_run(&delete_by_time, values, NULL);
-	for (int i = 0; i < (int) lengthof(by_time->from); i++)
-		by_time->from[i] = DatumGetTimestampTz(idemq_spi_value(0, i + 1, NULL));
-	more = idemq_spi_int64(0, 4, NULL) == limit;
-	idemq_spi_end(&scope);
-	return more;
+	(void) idemq_spi_row(&delete_by_time, values, by_time, sizeof(*by_time));
+	return by_time->rows == limit;
 }
 
 /*
- * Deletes a row by SQL, in a subtransaction.  Returns false when it stays; one reason is logged
- * per pass.  Raises a query cancel again.
+ * Deletes a row by SQL, in a subtransaction.  Returns false if the row stays.  Logs an error, if it
+ * is the first one of the pass, but raises it if the query was cancelled.
  */
 static bool
 delete_by_sql(const Job *job, TimestampTz finished_at)
@@ -183,8 +184,8 @@ delete_by_sql(const Job *job, TimestampTz finished_at)
 }
 
 /*
- * Deletes the row of an index entry, if it is past its retention.  Returns when to visit
- * it again, DT_NOEND for never.
+ * Deletes the job of the current index entry, if it is past its retention.  Returns when to visit it
+ * again; DT_NOEND: never.
  */
 static TimestampTz
 retention_consider(Batch *batch)
@@ -217,7 +218,7 @@ retention_consider(Batch *batch)
 		return batch->now + REFUSED_PAUSE;
 	if (simple && idemq_jobs_delete(&batch->table, &job) != JOB_WRITTEN)
 		return batch->now;
-	/* A job that was cancelled with it may be brought back. */
+	/* A job that was cancelled because of this one may be retried. */
 	if (simple && job.status != JOB_COMPLETED && related)
 		idemq_dependency_row_gone(job.id, job.status);
 	idemq_jobs_check_deleted(batch->queue.qstate, job.id, related);
@@ -226,7 +227,7 @@ retention_consider(Batch *batch)
 	return DT_NOEND;
 }
 
-/* Returns whether a batch has done what it may. */
+/* Called at each new id: returns whether the batch must end before it. */
 static bool
 is_over(Batch *batch)
 {
@@ -236,14 +237,13 @@ is_over(Batch *batch)
 	if (batch->rows == batch->max_rows)
 		return true;
 	return batch->bounded &&
-		   (batch->entries++ == BATCH_ENTRIES ||
-			((deleted || batch->entries % LOOK_EVERY == 0) && idemq_slice_is_over(&batch->slice)));
+		   (batch->ids_read++ == BATCH_IDS ||
+			((deleted || batch->ids_read % LOOK_EVERY == 0) && idemq_slice_is_over(&batch->slice)));
 }
 
 /*
- * Goes on with a scan: deletes jobs that are past their retention, max_rows at most, and their
- * attempts.  notes: what stays is noted for its range.  bounded: it is a batch of the worker's.
- * Returns how many jobs were deleted.
+ * Continues a scan: deletes at most max_rows jobs that are past their retention, with their attempts
+ * and steps.  notes and bounded: as in Batch.  Returns the number of jobs that it deleted.
  */
 static int
 purge_jobs(IdScan *scan, bool notes, TimestampTz now, int max_rows, bool bounded)
@@ -258,7 +258,7 @@ purge_jobs(IdScan *scan, bool notes, TimestampTz now, int max_rows, bool bounded
 	if (bounded && !batch.table.simple)
 	{
 		/*
-		 * As SET CONSTRAINTS ALL IMMEDIATE: a constraint that refuses to delete a row then fails at
+		 * Like SET CONSTRAINTS ALL IMMEDIATE, so that a constraint that refuses a deletion fails at
 		 * this row, and not at the commit of the whole batch.
 		 */
 		batch.max_rows = BATCH_ROWS_BY_SQL;
@@ -271,7 +271,7 @@ purge_jobs(IdScan *scan, bool notes, TimestampTz now, int max_rows, bool bounded
 		TimestampTz next_visit;
 
 		CHECK_FOR_INTERRUPTS();
-		/* All entries of an id belong together. */
+		/* Several versions of a row have the same id.  A scan can only be continued at another id. */
 		if (id != last && is_over(&batch))
 		{
 			scan->at = id;
@@ -294,7 +294,10 @@ purge_jobs(IdScan *scan, bool notes, TimestampTz now, int max_rows, bool bounded
 	return batch.rows;
 }
 
-/* Goes on with the sweep, or begins a new one; false when this pass has had its part. */
+/*
+ * Continues the sweep, or begins a new one if it is time.  Returns whether this pass must go on
+ * sweeping.
+ */
 static bool
 sweep(void)
 {
@@ -316,7 +319,7 @@ sweep(void)
 	return false;
 }
 
-/* Returns when (mono) the next batch is to be done. */
+/* Returns when (mono) the next batch must run; PG_INT64_MAX: never. */
 int64
 idemq_retention_due_at(const QueueStateView *view)
 {
@@ -327,7 +330,7 @@ idemq_retention_due_at(const QueueStateView *view)
 	return passes.began + idemq_purge_interval * INT64CONST(1000);
 }
 
-/* Begins at once a pass that sweeps all jobs and deletes everything past its retention. */
+/* Makes a pass due that visits all jobs. */
 void
 idemq_retention_make_due(void)
 {
@@ -338,7 +341,7 @@ idemq_retention_make_due(void)
 	passes.by_time = ALL_TIMES;
 }
 
-/* Does one batch, in its transaction; to be followed by idemq_retention_ended. */
+/* Task "purge": runs one batch.  Call idemq_retention_ended after the transaction. */
 void
 idemq_retention_run(void)
 {
@@ -346,7 +349,10 @@ idemq_retention_run(void)
 	visiting = false;
 	if (passes.stage == STAGE_BEGIN)
 	{
-		/* Alone: it locks the sequence, as TRUNCATE ... RESTART IDENTITY does after the table. */
+		/*
+		 * This reads the sequence, and therefore locks it.  TRUNCATE ... RESTART IDENTITY locks first
+		 * the table and then the sequence, so this transaction must not lock the table afterwards.
+		 */
 		passes.now = idemq_now();
 		passes.began = idemq_mono_now();
 		passes.swept = 0;
@@ -371,7 +377,7 @@ idemq_retention_run(void)
 		passes.stage = STAGE_BEGIN;
 }
 
-/* Undoes what the last batch noted, unless its transaction has committed. */
+/* Called after the transaction of a batch; if it failed, undoes the changes of the batch. */
 void
 idemq_retention_ended(const QueueStateView *view, bool done)
 {
@@ -384,8 +390,8 @@ idemq_retention_ended(const QueueStateView *view, bool done)
 }
 
 /*
- * apply_retention(max_jobs) -> how many jobs were deleted, besides other rows that are past their
- * retention; 22023, 25006.
+ * apply_retention(max_jobs) -> the number of jobs that were deleted.  Also deletes other rows that
+ * are past their retention.  22023, 25006.
  */
 SQL_FUNCTION(idemq_sql_apply_retention)
 {

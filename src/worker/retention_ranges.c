@@ -1,41 +1,39 @@
 /*
  * worker/retention_ranges.c
- *		Which ids are to be visited, and when, for jobs past their retention.
+ *		Decides which ids retention visits, and when.
  *
- * No index says when jobs finished: each commit would pay for it.  Ids are given in the
- * order of time, more or less, so the jobs of one stretch of time are a range of ids.  A
- * range is visited next at the earliest of these times of its jobs:
+ * There is no index on the time at which jobs finish, because it would cost time in each commit.
+ * Ids are assigned roughly in the order of time, so the jobs of a period are a range of ids.  A range
+ * is next visited at the earliest of these times of its jobs:
  *
- *		new ids				when they were given, plus the shortest retention of any queue: no
- *							job is past its retention earlier; and not before SETTLE_TIME, in
- *							which the row of an id may still be on its way to the table
+ *		new ids				when they were assigned, plus the shortest retention of any queue: no
+ *							job is past its retention earlier; and not before SETTLE_TIME, within
+ *							which the row of an id may not have been written yet
  *		a finished job		when its retention is over
- *		an unfinished one	its retention from now on, since it may finish at once; or,
- *							if that is later, a sixteenth of its age: so one that has waited
- *							for an hour, or is deferred for a month, is visited now and then
- *		one that a transaction holds, or whose deletion is refused: the next pass, or some
+ *		an unfinished job	after its retention, because it may finish at once; or, if that is
+ *							later, after a sixteenth of its age, so that a job that waits for a
+ *							month is not visited too often
+ *		a job that a transaction holds, or whose deletion was refused: in the next pass, or some
  *							minutes later
- *		a row in doubt		since its transaction is open: as an unfinished one
+ *		a row whose transaction is open: like an unfinished job
  *
- * A visit reads the range's rows, deletes those that are past their retention, and makes
- * new ranges of those that stay, RANGE_ROWS in each.  So a job that finishes long after its
- * neighbours keeps a range of its own, and is deleted in time; what was between ranges
- * is gone.  Visits are deferred by a sixteenth of the retention, so that a range whose jobs
- * finish one by one has some 16 visits in a retention and not one for each job.  Neither that
- * nor the sixteenth of an age is more than MAX_LATE.
+ * A visit reads the rows of the range, deletes those that are past their retention, and forms new
+ * ranges, of RANGE_ROWS each, from those that stay.  So a job that finishes long after its neighbours
+ * soon has a range of its own, and is deleted in time; ids without jobs are in no range.  Visits are
+ * delayed by a sixteenth of the retention, so that a range whose jobs finish one by one is visited
+ * about 16 times within a retention, and not once per job.  No visit is delayed by more than MAX_LATE,
+ * neither by this rule nor by the sixteenth of an age.
  *
- * The passes miss a row with an id below the new ids that is not there yet when its range is
- * visited (an id taken and not written for longer than a retention and SETTLE_TIME, a restore,
- * a DBA's INSERT), and one that a DBA's UPDATE has made older.  The sweep (worker/retention.c)
- * finds these.  A change of a queue's retention, and ids that begin anew, have all visited
- * again.  A job that an open transaction finishes is visited as unfinished: late by no more
- * than that transaction is long.
+ * The passes miss a row that is written after its range was visited (because its id was taken long
+ * before, or by a restore or a DBA's INSERT), and a row that a DBA's UPDATE has made older.  The
+ * sweep (worker/retention.c) finds these.  After a change of a queue's retention, or a restart of the
+ * sequence, all ids are visited again.  A job that an open transaction finishes is visited as if it
+ * were unfinished, so it is deleted late by at most the duration of that transaction.
  *
- * Memory is bounded: at MAX_RANGES, neighbours are joined two by two.  They are visited
- * more often than they would be alone, and split when they are.
+ * Memory is bounded: if there are more than MAX_RANGES, neighbours are joined in pairs.  A joined
+ * range is visited more often, and is split again by its visits.
  *
- * All is local to this process, and begins anew with it: at the least id.
- * Locks: none.
+ * State is local to this process, and a new process begins at the smallest id.  Locks: none.
  */
 #include "postgres.h"
 
@@ -47,20 +45,21 @@
 #include "queue/queue.h"
 #include "worker/worker.h"
 
-/* Rows that stay in one range; ranges; how late a visit may be. */
+/* Number of jobs that form one range, and maximum number of ranges. */
 #define RANGE_ROWS 1024
 #define MAX_RANGES 65536
+/* A visit may be late by one LATE_SHARE-th of the retention or age, but at most by MAX_LATE. */
 #define MAX_LATE (10 * USECS_PER_MINUTE)
 #define LATE_SHARE 16
-/* Between an id and its row: more than a busy machine takes for that. */
+/* Time between taking an id and writing its row; in practice it is shorter, even under load. */
 #define SETTLE_TIME USECS_PER_SEC
 
-/* Kinds of finished jobs, which a queue keeps for different times, as bits. */
+/* Kinds of finished jobs, with different retentions: bits, so a job may be of both kinds. */
 #define KIND_KEYED 1
 #define KIND_DEAD 2
 #define KINDS 4
 
-/* What a queue keeps jobs of each kind for. */
+/* For how long (us) a queue keeps jobs of each kind. */
 typedef struct QueueKeeps
 {
 	int32 queue_id; /* hash key */
@@ -78,27 +77,28 @@ typedef struct RangeList
 {
 	IdRange *ranges; /* in the order of ids */
 	int count;
-	int room;
+	int room; /* allocated elements */
 } RangeList;
 
 static RangeList all;
-/* The ranges that the present visit has left so far; the last one is open, with so many rows. */
+/* New ranges that the current visit has formed, and the number of jobs in the last one (0: full). */
 static RangeList left;
 static int left_rows;
-/* The range that is being visited, or the one with which the pass goes on. */
+/* Index of the range that is being visited, or of the next one that this pass considers. */
 static int next_range;
 static TimestampTz pass_began;
-/* Ids below this are in a range, or were visited; the others were given after known_at. */
+/* Ids below known_ids are in a range, or have no job; the others were assigned after known_at. */
 static int64 known_ids = PG_INT64_MIN;
 static TimestampTz known_at = DT_NOBEGIN;
-/* The last id given at given_at: the ids up to it are known when SETTLE_TIME has passed. */
+/* The last id assigned by given_at.  SETTLE_TIME later, the ids up to it are added to the ranges. */
 static int64 given_id = PG_INT64_MAX;
 static TimestampTz given_at;
-/* Of QueueKeeps: the queues as the last pass knew them. */
+/* Hash table of QueueKeeps, as of the last pass. */
 static HTAB *retention_known = NULL;
-/* A queue keeps jobs for another time than before: all is to be visited again. */
+/* The retention of a queue has changed, so all ids must be visited again. */
 static bool keeps_changed = false;
 
+/* Returns for how long (us) a queue keeps finished jobs of a kind. */
 static int64
 keep_of(const QueueInfo *queue, int kind)
 {
@@ -108,9 +108,9 @@ keep_of(const QueueInfo *queue, int kind)
 }
 
 /*
- * Returns for how long a finished job is kept: for its queue's retention, a dead one for
- * dead_retention; with a key, for the time in which the key answers, if that is longer:
- * until its own key_expires_at, or for the queue's idempotency window.
+ * Returns for how long (us) a finished job is kept: for its queue's retention or dead_retention, and
+ * at least for as long as its key is remembered, that is, until key_expires_at, or for the queue's
+ * idempotency window.
  */
 int64
 idemq_retention_of(const Job *job, const QueueInfo *queue)
@@ -126,7 +126,7 @@ idemq_retention_of(const Job *job, const QueueInfo *queue)
 										 DatumGetTimestampTz(row->tts_values[COL_FINISHED_AT]));
 }
 
-/* Returns when to visit a job that is not finished, of a queue that may be unknown. */
+/* Returns when to visit a job that is not finished.  queue: NULL if it is unknown. */
 TimestampTz
 idemq_retention_visit_unfinished(const Job *job, const QueueInfo *queue, TimestampTz now)
 {
@@ -140,14 +140,14 @@ idemq_retention_visit_unfinished(const Job *job, const QueueInfo *queue, Timesta
 	return now + Max(late, Min(keep_of(queue, kind), keep_of(queue, kind | KIND_DEAD)));
 }
 
-/* Returns when to visit a finished job, which is kept for so long since it finished. */
+/* Returns when to visit a finished job, which is kept for the time keep (us). */
 TimestampTz
 idemq_retention_visit_finished(TimestampTz finished_at, int64 keep, TimestampTz now)
 {
 	return Max(finished_at + keep, now + Min(keep / LATE_SHARE, MAX_LATE));
 }
 
-/* Reads the queues' settings; returns the shortest time for which any queue keeps jobs. */
+/* Reads the queues' settings; sets keeps_changed.  Returns the shortest retention of any queue. */
 static int64
 retention_follow_settings(void)
 {
@@ -180,7 +180,7 @@ retention_follow_settings(void)
 	return shortest;
 }
 
-/* Makes room for so many ranges in a list. */
+/* Makes room for a number of ranges in a list. */
 static void
 retention_reserve(RangeList *list, int room)
 {
@@ -193,7 +193,7 @@ retention_reserve(RangeList *list, int room)
 		list->ranges = repalloc(list->ranges, list->room * sizeof(IdRange));
 }
 
-/* Adds a range behind the last one of a list. */
+/* Adds an empty range at the end of a list. */
 static IdRange *
 add_range(RangeList *list, int64 from, TimestampTz due)
 {
@@ -202,7 +202,7 @@ add_range(RangeList *list, int64 from, TimestampTz due)
 	return &list->ranges[list->count++];
 }
 
-/* Joins neighbours two by two. */
+/* Joins neighbours in pairs. */
 static void
 join_neighbours(RangeList *list)
 {
@@ -222,7 +222,7 @@ join_neighbours(RangeList *list)
 	list->count = count;
 }
 
-/* Forgets all ranges: all ids are new again. */
+/* Forgets all ranges, so that all ids are new. */
 static void
 begin_anew(void)
 {
@@ -232,7 +232,7 @@ begin_anew(void)
 	keeps_changed = false;
 }
 
-/* Adds the new ids up to given_id, to the last range if that stays small. */
+/* Adds the new ids up to given_id to the last range, or to a new one if that would be too large. */
 static void
 add_new_ids(TimestampTz due)
 {
@@ -247,8 +247,8 @@ add_new_ids(TimestampTz due)
 }
 
 /*
- * Begins a pass: reads the queues' settings, and sets what is to be visited.  last_id: the
- * last id that was given before now, 0 for none.
+ * Begins a pass: reads the queues' settings, and adds new ids to the ranges.  last_id: the last id
+ * that was assigned before now; 0: none.
  */
 void
 idemq_ranges_begin_pass(TimestampTz now, int64 last_id)
@@ -257,7 +257,7 @@ idemq_ranges_begin_pass(TimestampTz now, int64 last_id)
 
 	IDEMQ_STOP("idemq_ranges_begin_pass");
 	shortest = retention_follow_settings();
-	/* Also at our first pass. */
+	/* The sequence was restarted, or this is the first pass. */
 	if (last_id < given_id)
 	{
 		begin_anew();
@@ -266,7 +266,7 @@ idemq_ranges_begin_pass(TimestampTz now, int64 last_id)
 	}
 	else if (keeps_changed)
 		begin_anew();
-	/* Those that were there before our first pass may be of any age. */
+	/* Jobs from before the first pass may have any age, so they are visited at once. */
 	if ((now - given_at >= SETTLE_TIME || now < given_at) &&
 		(known_ids == PG_INT64_MIN || shortest < PG_INT64_MAX))
 	{
@@ -281,7 +281,7 @@ idemq_ranges_begin_pass(TimestampTz now, int64 last_id)
 	next_range = 0;
 }
 
-/* Sets *scan to a range that is due; false when the pass is over. */
+/* Finds the next range that is due.  Returns false if the pass is over. */
 bool
 idemq_ranges_begin_visit(IdScan *scan)
 {
@@ -294,7 +294,7 @@ idemq_ranges_begin_visit(IdScan *scan)
 	return true;
 }
 
-/* Notes that a job of the visit stays, and when to visit it again; ids ascend. */
+/* Notes when to visit a job again that stays.  The ids of a visit are passed in ascending order. */
 void
 idemq_ranges_stays(int64 id, TimestampTz next_visit)
 {
@@ -307,8 +307,8 @@ idemq_ranges_stays(int64 id, TimestampTz next_visit)
 }
 
 /*
- * To be called after the commit of a visit, which came to scan->at: puts what stays in the
- * range's place.  If the visit did not come to the range's end, the next one goes on there.
+ * Called after the commit of a visit, which has reached scan->at: replaces the range with the new
+ * ranges.  If the visit did not reach its end, the rest of the range is visited next.
  */
 void
 idemq_ranges_end_visit(const IdScan *scan)

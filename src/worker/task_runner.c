@@ -1,16 +1,16 @@
 /*
  * worker/task_runner.c
- *		Runs a background worker's maintenance tasks: each in a transaction of its own.
+ *		Runs a background worker's maintenance tasks, each in its own transaction.
  *
- * Each runs as the owner of idemq's tables until its transaction is over,
- * deferred triggers included, with SET ROLE and the like forbidden: a user's trigger on
- * idemq.jobs gains nothing from the worker's superuser.  What such a trigger has SET is
- * reset after the task.
+ * The transaction, with its deferred triggers, runs as the owner of idemq's tables, and cannot
+ * change its role.  So a user's trigger on idemq.jobs never has the rights of the worker's own role,
+ * which is a superuser.  Settings that such a trigger changes with SET are reset after the task.
  *
- * An error is logged with the task and the queue (worker/worker_log.c), and that task of
- * that queue is deferred for a second, twice as long each time, up to 64 s, or up to 8 s if it
- * was refused a lock; all others go on.  A task waits for a lock for 200 ms at most, all
- * tasks together for a tenth of the time.
+ * If a task fails, the error is logged with the names of the task and the queue
+ * (worker/worker_log.c), and the task is postponed for that queue: by 1 s, and by twice as long
+ * after each further failure, up to 64 s, or up to 8 s if it did not get a lock.  Other tasks and
+ * queues are not affected.  A task waits for a lock for at most 200 ms, and all tasks together spend
+ * at most a tenth of the time waiting.
  */
 #include "postgres.h"
 
@@ -31,43 +31,43 @@
 #include "shared/queue_states/queue_states.h"
 #include "worker/worker.h"
 
-/* A task that failed is deferred for a second, twice as long each time, up to 2^6. */
+/* A task that failed is postponed by FAILED_PAUSE, which is doubled at most this often ... */
 #define FAILED_PAUSE USECS_PER_SEC
 #define FAILED_DOUBLINGS 6
-/* One that was refused a lock, up to 2^3: locks are released in time. */
+/* ... or at most this often if it did not get a lock. */
 #define REFUSED_DOUBLINGS 3
-/* Time that tasks have spent waiting for locks is forgotten over this many times as long. */
+/* Tasks may spend one PATIENCE_SHARE-th of the time waiting for locks. */
 #define PATIENCE_SHARE 10
-/* A queue that is still being created is tried again after that, or when its settings change. */
+/* Postponement of a queue that is still being created; it ends when the queue's settings change. */
 #define UNSEEN_PAUSE (10 * USECS_PER_SEC)
 
-/* One task of one queue; of all queues at once, when queue_id is 0. */
+/* One task of one queue, or, if queue_id is 0, of all queues at once. */
 typedef struct QueueTask
 {
 	const Task *task;
 	intptr_t queue_id; /* as wide as the pointer: a hash key without padding */
 } QueueTask;
 
-/* A task that is deferred for a while. */
+/* A task that is postponed. */
 typedef struct Trouble
 {
 	QueueTask queue_task; /* hash key */
-	int failures;
-	/* Its queue is being created, or is gone: until not_before, or until its settings change. */
-	bool unseen;
-	uint64 settings;  /* as they were: idemq_version_of_queue() */
+	int failures;		  /* in a row */
+	bool unseen;		  /* its queue was not found, because it is being created or was dropped */
+	uint64 settings;  /* idemq_version_of_queue() before the run; if unseen, a change ends this */
 	int64 not_before; /* mono */
 } Trouble;
 
 static HTAB *troubles = NULL;
-/* Whether the last task was refused a lock; what such tasks have waited lately, as of when. */
+/* Whether the last task failed because it did not get a lock. */
 static bool lock_refused = false;
+/* Time (us) that tasks have spent waiting for locks and not regained yet, as of waited_at. */
 static int64 waited = 0;
-static int64 waited_at = 0;
+static int64 waited_at = 0; /* stopwatch time */
 /* Whether the last task found its queue. */
 static bool queue_seen = false;
 static MemoryContext task_context = NULL;
-/* For the log. */
+/* Names of the current task and queue, for messages; "": the task has no queue. */
 static const char *doing = NULL;
 static char doing_queue[IDEMQ_MAX_QUEUE_NAME + 1];
 
@@ -80,14 +80,14 @@ error_context(void *arg)
 		errcontext("idemq worker, maintenance task \"%s\"", doing);
 }
 
-/* Runs a task in its transaction. */
+/* Runs a task in the current transaction; sets queue_seen. */
 static void
 run_queue_task(const QueueTask *queue_task)
 {
 	const Task *task = queue_task->task;
 	QueueInfo queue;
 
-	/* A task that comes due does not run in a database that has begun to follow another. */
+	/* The database may have begun to follow another one since the task came due. */
 	AcceptInvalidationMessages();
 	if (task->kind > TASK_FOLLOW && idemq_follows())
 		return;
@@ -103,8 +103,8 @@ run_queue_task(const QueueTask *queue_task)
 }
 
 /*
- * Runs a task in a transaction as the owner of idemq's tables; false, with the error logged, when
- * it failed.
+ * Runs a task in a transaction, as the owner of idemq's tables.  If the task fails, logs the error
+ * and returns false.  Sets lock_refused and queue_seen.
  */
 static bool
 in_transaction(const QueueTask *queue_task)
@@ -121,9 +121,9 @@ in_transaction(const QueueTask *queue_task)
 	queue_seen = true;
 	idemq_worker_beats();
 	/*
-	 * It may wait for a lock for what is left of the patience of all.  So many queues that wait
-	 * for the same lock keep the others waiting no longer than one of them would, and from then
-	 * on for a tenth of the time.
+	 * All tasks share the time for which they may wait for locks.  So if the tasks of many queues
+	 * need a lock that they do not get, they delay the other queues only once by the whole
+	 * lock_timeout, and from then on for a tenth of the time.
 	 */
 	waited = Max(waited - (started - waited_at) / PATIENCE_SHARE, 0);
 	waited_at = started;
@@ -165,7 +165,7 @@ in_transaction(const QueueTask *queue_task)
 	if (lock_refused)
 		waited += idemq_stopwatch() - started;
 	waited = Min(waited, IDEMQ_LOCK_PATIENCE * INT64CONST(1000));
-	/* What a user's trigger has SET is not for the next task. */
+	/* A user's trigger may have changed settings. */
 	ResetAllOptions();
 	error_context_stack = callback.previous;
 	MemoryContextSwitchTo(task_context);
@@ -175,14 +175,14 @@ in_transaction(const QueueTask *queue_task)
 }
 
 /*
- * Runs a task of a queue, or, with queue_id 0, of all.  If the task fails, or its queue is not to
- * be seen yet, puts it off for a while, and returns false.
+ * Runs a task for a queue, or, if queue_id is 0, for all queues.  If the task fails, or cannot see
+ * its queue yet, postpones it and returns false.
  */
 bool
 idemq_task_run(const Task *task, int32 queue_id)
 {
 	QueueTask queue_task = {task, queue_id};
-	/* Before it runs: a change meanwhile may be the one that it waits for. */
+	/* Before the task runs: if it does not see its queue, a change from then on is worth a retry. */
 	uint64 settings = idemq_version_of_queue(queue_id);
 	bool done = in_transaction(&queue_task);
 	Trouble *trouble;
@@ -264,8 +264,8 @@ idemq_tasks_forget_failures(void)
 }
 
 /*
- * Returns when (mono) a task is to run: later than it is due, if it has just failed.  view: of
- * a queue, NULL for all at once; a task of the other sort is never due.
+ * Returns when (mono) a task must run: when it is due, or later if it failed recently.  view: as in
+ * wanted_at.
  */
 int64
 idemq_task_due_at(const Task *task, const QueueStateView *view)
@@ -277,8 +277,8 @@ idemq_task_due_at(const Task *task, const QueueStateView *view)
 }
 
 /*
- * Runs a task if its time has come and it has not just failed; view: of its queue,
- * NULL for all.  Returns when (mono) to come again.
+ * Runs a task if it is due and not postponed.  view: as in wanted_at.  Returns when (mono) it must be
+ * called again.
  */
 int64
 idemq_task_run_if_due(const Task *task, const QueueStateView *view)
@@ -291,24 +291,21 @@ idemq_task_run_if_due(const Task *task, const QueueStateView *view)
 		return when;
 	if (task->is_promote_pass)
 		idemq_promote_pass_begin(view->qstate);
-	/* Before the transaction: a session that makes something due later notes it. */
+	/* Before the transaction, so that a time that a session sets during the task is not lost. */
 	if (task->takes)
 		(void) idemq_due_take(view->qstate, task->due);
 	done = idemq_task_run(task, queue_id);
-	/* Nobody else knows that time any more. */
 	if (task->takes && !done)
 		idemq_due_by(view->qstate, task->due, 0);
 	if (task->is_promote_pass)
 		idemq_promote_pass_end(view->qstate);
 	if (task->ended != NULL)
 		task->ended(view, done);
-	/*
-	 * All is checked once more: what this task has made due did not wake its own worker,
-	 * and views of queues are older than the run.
-	 */
+	/* The task may have made tasks due, which does not wake the worker that runs it. */
 	return 0;
 }
 
+/* Creates what this file keeps in memory; called once in the life of a worker. */
 void
 idemq_tasks_prepare(void)
 {

@@ -2,40 +2,40 @@
  * worker/tasks.c
  *		The maintenance tasks of a background worker: what each does, and when it is due.
  *
- *		promote		gives FIFO groups their heads
- *		reap		takes back expired leases and those of sessions that ended
- *		recover		gives jobs in flight their entries back, after a start
- *		due			wakes the waiters of what came due by time alone; ends pauses (worker/waking.c)
+ *		promote		promotes the heads of groups
+ *		reap		takes back expired leases, and leases of sessions that ended
+ *		recover		after a start, adds the missing lease entries of running jobs
+ *		due			wakes waiters for jobs that came due by time alone; ends pauses (worker/waking.c)
  *		remind		signals again if no claim followed a signal, or if promised room was not used
  *					(worker/waking.c)
  *		expire		cancels jobs that were not claimed in time (worker/expire.c), in steps
  *		handle		starts processes for the queue's handler (worker/handle.c)
  *		tick		enqueues the ticks of schedules (schedule/tick.c)
- *		notify		NOTIFY (worker/notify.c): what became ready, and events of single jobs
- *		announce	NOTIFY (worker/announce.c): which jobs have finished
- *		count		counts the jobs of each queue, when that is not known (queue/queue_counts.c)
- *		purge		deletes what is past its retention (worker/retention.c), in batches
- *		history		writes what queues did in the last 10 s (worker/history.c)
+ *		notify		sends NOTIFY for ready jobs and for events of single jobs (worker/notify.c)
+ *		announce	sends NOTIFY for finished jobs (worker/announce.c)
+ *		count		counts the jobs of each queue, if the numbers are unknown (queue/queue_counts.c)
+ *		purge		deletes rows that are past their retention (worker/retention.c), in batches
+ *		history		writes each queue's figures of the last 10 s (worker/history.c)
  *
- * A task of one queue is a transaction of its own (worker/task_runner.c), of a slice
- * at most (base/base.h), though never less than one job.  Queues are served round-robin, in the
- * order in which they came due: a queue with much to do keeps another waiting for two slices, and
- * for one job of its own, however large its leases, their payloads or their number.
+ * A task of one queue runs in its own transaction (worker/task_runner.c), which ends after a slice
+ * (base/base.h) but always processes at least one job.  Queues are served round-robin, in the order
+ * in which they came due.  So a queue with much work delays another queue by at most two slices and
+ * one job, no matter how many jobs it has or how large they are.
  *
- * The worker looks at what is due for a queue when its state is marked
- * (shared/processes/worker_call.c) and after its tasks have run; in between, the heap of scheduled
- * queues knows the time.  So neither a wake-up nor serving a queue costs more where there are more
- * queues, of this database or of others.
+ * The worker reads a queue's due times when the queue's state is marked
+ * (shared/processes/worker_call.c) and after the queue's tasks have run.  Otherwise, it relies on
+ * the time in the heap of scheduled queues.  So the cost of a wake-up, and of serving a queue, does
+ * not depend on the number of queues.
  *
- * A queue that is due is in that heap at its time, but no earlier than the worker's last look, when
- * it was not due yet: no tenant's work goes before what was due earlier.  A queue that was served
- * and has more to do goes to the end of the line, so each of n queues that are due is served again
- * after n - 1 others, and the time that serving one takes is bounded.  The heap is memory of this
- * process, a node for each queue state; only setting it up is linear in queues.
+ * In the heap, a queue has the time at which it came due, but never a time before the worker last
+ * read the due times, because it was not due then.  So no queue can overtake one that came due
+ * earlier.  A queue that was served and has more work goes to the end of the line.  So if n queues
+ * are due, each is served again after the n - 1 others.  The heap is local to this process, with one
+ * node per queue state.  Only setting it up takes time proportional to the number of queues.
  *
- * Once the test clock has moved (shared/processes/clock_call.c), a task that would be postponed
- * because it was done or failed a moment ago runs at once, everything past its retention is deleted
- * in one pass, and the call is answered when nothing more is due.
+ * After the test clock has moved (shared/processes/clock_call.c), a task that is due runs even if it
+ * ran or failed a moment ago, and one pass of retention visits all jobs.  The call is answered when
+ * nothing more is due.
  */
 #include "postgres.h"
 
@@ -54,26 +54,23 @@
 #include "shared/queue_states/queue_states.h"
 #include "worker/worker.h"
 
-/* A count that was not completed is tried again after that. */
+/* Delay before another attempt to count, if a count was not completed. */
 #define COUNT_PAUSE (10 * USECS_PER_SEC)
-/* Statistics are reported that long after what they count: PostgreSQL would have 10 s. */
+/* Maximum delay of this process's statistics; PostgreSQL's own maximum is 10 s. */
 #define REPORT_DELAY USECS_PER_SEC
 
-/*
- * Queues are served for that long; then the worker does what is due for all queues, and its own
- * housekeeping.
- */
+/* Time (us) for which queues are served before the tasks that run for all queues at once. */
 #define QUEUES_SLICE INT64CONST(50000)
-/* The clock was moved when its offset has grown by so much; less is its usual drift. */
+/* If the clock's offset has grown by this much (us), the clock was set; less is its usual drift. */
 #define CLOCK_MOVED INT64CONST(10000)
-/* What could not be read when a pass of the tasks began is read again after this long. */
+/* Delay before another attempt if a pass of the tasks could not begin. */
 #define LOOK_PAUSE USECS_PER_SEC
 
-/* When (mono) a count may be tried. */
+/* When (mono) the jobs may be counted again. */
 static int64 next_count = 0;
-/* When (mono) marks of queue states were taken last. */
+/* When (mono) the marks of queue states were last taken. */
 static int64 looked_at = 0;
-/* When (mono) to look again whether this database follows another; PG_INT64_MAX: it is known. */
+/* When (mono) to read again whether this database follows another; PG_INT64_MAX: this is known. */
 static int64 next_look = 0;
 
 typedef struct ScheduledQueue
@@ -95,7 +92,7 @@ count_due_at(const QueueStateView *view)
 	return Max(due_at, next_count);
 }
 
-/* Counts all jobs, unless another session does; is to come again if that came to nothing. */
+/* Counts all jobs, unless another session is counting them.  Tries again later if this fails. */
 static void
 count_jobs(void)
 {
@@ -106,7 +103,7 @@ count_jobs(void)
 		next_count = idemq_mono_now() + COUNT_PAUSE;
 }
 
-/* In the order in which they run; .run is for each queue, .run_for_all for all at once. */
+/* In the order in which they run. */
 static const Task tasks[] = {
 	{TASK_PROMOTE, DUE_GROUPS, .run = idemq_promote_batch, .is_promote_pass = true},
 	{TASK_REAP, DUE_LEASE, .run = idemq_reap_expired},
@@ -135,10 +132,10 @@ static const Task tasks[] = {
 /* Runs once, when the worker starts, and when the database ceases to follow another. */
 static const Task discover_task = {TASK_DISCOVER, .run_for_all = idemq_queues_give_qstates};
 
-/* Reads whether the database follows another, and notes it; runs when that may have changed. */
+/* Reads whether the database follows another one, if that may have changed. */
 static const Task look_up_task = {TASK_FOLLOW, .run_for_all = idemq_follow_note_subscription};
 
-/* The earliest is the greatest: a pairing heap has its greatest first. */
+/* A pairing heap returns its greatest element first, so an earlier time is greater. */
 static int
 compare_scheduled(const pairingheap_node *a, const pairingheap_node *b, void *arg)
 {
@@ -149,9 +146,9 @@ compare_scheduled(const pairingheap_node *a, const pairingheap_node *b, void *ar
 }
 
 /*
- * Schedules a queue state for due (mono); PG_INT64_MAX: for no time.  since: it was not due before
- * then, whatever its times say.  A queue state that has been waiting since it came due keeps its
- * position.
+ * Schedules a queue state for due (mono); PG_INT64_MAX: never.  since (mono): it cannot have come
+ * due before this time, so it gets no earlier position.  A queue state that is due and waiting
+ * already keeps its position.
  */
 static void
 schedule_queue(int qstate_index, int64 due, int64 since)
@@ -179,8 +176,8 @@ next_scheduled(void)
 }
 
 /*
- * Schedules a queue for the time when the first of its tasks is due, but no earlier than
- * since (mono), when none was; notes what there is to notify.
+ * Schedules a queue for the time when its first task is due (since: as in schedule_queue), and lets
+ * the tasks notify and announce note whether it has something to send.
  */
 static void
 plan(const QueueStateView *view, int64 since)
@@ -208,7 +205,7 @@ plan_all(void)
 		plan(&view, looked_at);
 }
 
-/* Visits a queue state whose times have changed. */
+/* Schedules a queue state whose due times have changed; it may have become free. */
 static void
 plan_marked(int qstate_index)
 {
@@ -221,8 +218,8 @@ plan_marked(int qstate_index)
 }
 
 /*
- * Visits the queue states whose times have changed, or all.  The heap keeps times of day as they
- * were at the visit, so all are visited once the clock has been moved.
+ * Schedules the queue states whose due times have changed.  If the clock was set, schedules all of
+ * them, because the heap contains monotonic times that were computed from times of day.
  */
 static void
 plan_changed(void)
@@ -242,8 +239,8 @@ plan_changed(void)
 }
 
 /*
- * Serves a queue: each of its tasks that is due runs once.  When they have taken a slice, the queue
- * goes to the end of the line, and continues with the next task.
+ * Serves a queue: runs each of its tasks that is due once.  If this takes longer than a slice, the
+ * queue goes to the end of the line, and continues with the next task.
  */
 static void
 run_queue_tasks(int qstate_index)
@@ -270,8 +267,8 @@ run_queue_tasks(int qstate_index)
 }
 
 /*
- * Serves the queues that are due, then does what is due for all queues at once; takes at most
- * QUEUES_SLICE and the tasks of one queue.  Returns when (mono) to come again.
+ * Serves the queues that are due, for QUEUES_SLICE plus the tasks of one queue; then runs the tasks
+ * that run for all queues at once.  Returns when (mono) it must be called again.
  */
 static int64
 run_due_queues(void)
@@ -286,9 +283,7 @@ run_due_queues(void)
 			pairingheap_container(ScheduledQueue, node, pairingheap_remove_first(heap));
 
 		scheduled->waits = false;
-		/*
-		 * Comes again without a sleep: what these tasks make due, of any queue, is planned first.
-		 */
+		/* These tasks may make any queue due, so its due times must be read before a sleep. */
 		next = 0;
 		run_queue_tasks((int) (scheduled - scheduled_queues));
 		plan_changed();
@@ -306,8 +301,8 @@ run_due_queues(void)
 }
 
 /*
- * Makes every queue due: a queue without a state gets one, which asks for recovery.  Returns false
- * when that failed.
+ * Starts from scratch: gives each queue without a state a new one, whose recovery is due, makes the
+ * other queues due, and forgets all schedules.  Returns false if this failed.
  */
 static bool
 tasks_begin(void)
@@ -317,7 +312,7 @@ tasks_begin(void)
 	if (!idemq_task_run(&discover_task, 0))
 		return false;
 	idemq_log_recovery_begins();
-	/* What a former worker may have known is due again; a promotion that it left open ends. */
+	/* A former worker may have taken due times, or may have exited during a promotion pass. */
 	while (idemq_qstate_next(MyDatabaseId, &view))
 	{
 		idemq_due_by(view.qstate, DUE_LEASE, 0);
@@ -327,7 +322,8 @@ tasks_begin(void)
 		idemq_promote_pass_end(view.qstate);
 	}
 	idemq_tick_begin();
-	idemq_history_begin();
+	/* The counters may be younger than a step because the server has just started. */
+	idemq_history_begin(idemq_now() - IDEMQ_HISTORY_STEP);
 	if (scheduled_queues == NULL)
 	{
 		scheduled_queues = MemoryContextAllocHuge(TopMemoryContext,
@@ -335,27 +331,26 @@ tasks_begin(void)
 		heap = MemoryContextAllocZero(TopMemoryContext, sizeof(pairingheap));
 		heap->ph_compare = compare_scheduled;
 	}
-	/* No queue state is scheduled. */
 	memset(scheduled_queues, 0, sizeof(ScheduledQueue) * (Size) idemq_max_queues);
 	pairingheap_reset(heap);
 	plan_all();
 	return true;
 }
 
-/* Tasks that come due by time, and tasks that follow from these at once. */
+/* Tasks that come due by time, and tasks for which these create work. */
 #define IS_BY_TIME(kind)                                                                           \
 	((kind) == TASK_PROMOTE || (kind) == TASK_REAP || (kind) == TASK_RECOVER ||                    \
 	 (kind) == TASK_DUE || (kind) == TASK_EXPIRE || (kind) == TASK_TICK || (kind) == TASK_PURGE || \
 	 (kind) == TASK_HISTORY)
 
-/* What a call to do everything due still has to wait for. */
+/* The tasks that a call of idemq_clock_call must still wait for. */
 typedef struct Left
 {
-	int64 target; /* mono: the call was made no later than this */
+	int64 target; /* mono: a task due by then, because the call was made no later than this */
 	uint32 kinds; /* bits of TaskKind */
 } Left;
 
-/* For a call of idemq_clock_call, makes sure that nothing is postponed beyond its due time. */
+/* For a call of idemq_clock_call, makes all postponed tasks due. */
 static void
 tasks_make_all_due(uint64 call)
 {
@@ -374,7 +369,10 @@ tasks_make_all_due(uint64 call)
 	plan_all();
 }
 
-/* Adds the kinds of tasks due by the target: of one queue, or of all if view is NULL. */
+/*
+ * Adds the kinds of tasks that are due by the target: tasks of one queue, or, if view is NULL, tasks
+ * that run for all queues at once.
+ */
 static void
 add_left(const QueueStateView *view, Left *left)
 {
@@ -385,13 +383,16 @@ add_left(const QueueStateView *view, Left *left)
 	}
 }
 
-/* Returns whether this database follows another; true as well when that cannot be read. */
+/*
+ * Returns whether this database follows another one; also true if that could not be read, and then
+ * sets next_look.
+ */
 static bool
 tasks_database_follows(void)
 {
 	bool does;
 
-	/* What changes between the two calls is read in the next pass. */
+	/* If this changes after look_up_task has read it, it is read again in the next pass. */
 	if (!idemq_following_is_known(&does) &&
 		(!idemq_task_run(&look_up_task, 0) || !idemq_following_is_known(&does)))
 		next_look = idemq_mono_now() + LOOK_PAUSE;
@@ -401,8 +402,8 @@ tasks_database_follows(void)
 }
 
 /*
- * Reports this process' statistics, for autovacuum's sake; returns when (mono) to
- * come again, should there be nothing else to do.
+ * Reports this process's statistics, on which autovacuum depends.  Returns when (mono) it must be
+ * called again.
  */
 static int64
 report_statistics(void)
@@ -419,8 +420,8 @@ report_statistics(void)
 }
 
 /*
- * Does what is due, for a while; nothing in a database that follows another.  Returns when
- * (mono) to come again.
+ * Runs the tasks that are due, for a limited time; runs none in a database that follows another one.
+ * Returns when (mono) it must be called again.
  */
 int64
 idemq_tasks_do(void)

@@ -1,10 +1,10 @@
 /*
  * worker/waking.c
- *		Waking the waiters of a queue for what no commit has told them: what came due by
- *		time alone (task "due"), and signals that no claim or enqueue followed (task "remind").
+ *		Waking the waiters of a queue when no commit wakes them: because a job has come due by time
+ *		alone (task "due"), or because no claim or enqueue followed a signal (task "remind").
  *
- * A task's time is taken before the task looks (worker/task_runner.c): an enqueue or a pause
- * from then on notes its own.
+ * The due time of a task is removed before the task reads the queue (worker/task_runner.c), so an
+ * enqueue or a pause that commits later sets a new one.
  *
  * Locks: none of its own.
  */
@@ -20,9 +20,9 @@
 #include "shared/waiters/waiters.h"
 #include "worker/worker.h"
 
-/* Two wake-ups of a queue by time alone are that far apart. */
+/* Minimum time (us) between two runs of task "due" for a queue. */
 #define DUE_INTERVAL INT64CONST(1000)
-/* If a pause is over but its row is locked, the worker tries again after this time. */
+/* Delay before another attempt to end a pause whose row is locked. */
 #define PAUSE_RETRY USECS_PER_SEC
 
 /*
@@ -51,19 +51,19 @@ idemq_due(const QueueInfo *given)
 		idemq_due_by(queue->qstate, DUE_READY, idemq_now() + PAUSE_RETRY);
 	if (idemq_group_pause_is_over(queue))
 	{
-		/* After the commit this task is due again, for those that are left. */
+		/* If it ended some of them, their commit makes this task due again, for the others. */
 		if (idemq_group_pauses_end(queue) == 0)
 			idemq_due_by(queue->qstate, DUE_READY, idemq_now() + PAUSE_RETRY);
 	}
 	else if (queue->group_pauses_end < DT_NOEND)
 		idemq_due_by(queue->qstate, DUE_READY, queue->group_pauses_end);
-	/* A scan that found something did not go on to what is not due yet. */
+	/* A scan that finds a ready job stops there, so it does not find the next due time. */
 	if (next == DT_NOEND)
 		next = idemq_ready_next_due(queue);
 	idemq_due_by(queue->qstate, DUE_READY, Max(next, idemq_now() + DUE_INTERVAL));
 }
 
-/* Signals again if there is work: a signal may have been lost with the session that got it. */
+/* Task "remind": signals a waiter again if there is work, because the signaled session may have ended. */
 void
 idemq_remind(const QueueInfo *queue)
 {
@@ -74,7 +74,7 @@ idemq_remind(const QueueInfo *queue)
 		idemq_wake_again(queue->qstate, 1);
 }
 
-/* Signals waiters for room again if there still is room, which the signalled sessions have not used. */
+/* Task "remind": signals waiters for room again if the signaled sessions have not used the room. */
 void
 idemq_remind_of_room(const QueueInfo *queue)
 {

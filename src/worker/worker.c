@@ -1,14 +1,14 @@
 /*
  * worker/worker.c
- *		The background worker of one database: it makes things prompt.
+ *		The background worker of one database, which does maintenance as soon as it comes due.
  *
- * It does what is due (worker/tasks.c), says until when it sleeps, and sleeps on its
- * latch.  Sessions wake it for what is due earlier (shared/processes/worker_call.c says why no
- * wake-up is lost).  Nothing depends on it: without it, claims take back expired leases
- * and find what came due.
+ * In a loop, it runs the tasks that are due (worker/tasks.c), notes in shared memory until when it
+ * will sleep, and sleeps on its latch.  A session that makes something due earlier wakes it;
+ * shared/processes/worker_call.c proves that no wake-up is lost.  No promise depends on the worker:
+ * without it, claims take back expired leases and find jobs that have come due.
  *
- * It ends when the extension is gone, when a session needs the database for
- * itself, and when idemq.worker is off; the launcher starts it again.
+ * The worker exits if the extension has been dropped, if a session needs exclusive access to the
+ * database, or if idemq.worker is off.  The launcher starts it again when it is wanted again.
  */
 #include "postgres.h"
 
@@ -34,21 +34,21 @@
 #include "shared/waiters/waiters.h"
 #include "worker/worker.h"
 
-/* The longest sleep: a day. */
+/* Maximum time (us) of one sleep. */
 #define LONGEST_SLEEP USECS_PER_DAY
-/* Microseconds of a pause before heads are promoted again, if it holds up nobody. */
+/* Pause (us) between two promotion passes, if no session is waiting for the second one. */
 #define LINGER INT64CONST(1000)
 
 /*
  * Returns whether this database has SQL objects that the library works with (base/version.c), and
- * logs what they lack.  It changes nothing: the update is the DBA's.
+ * logs why not, or that an update is available.  Runs its own transaction.
  */
 static bool
 has_extension(void)
 {
 	IdemqPresence presence;
 
-	/* A commit asks for this check before its invalidations are sent. */
+	/* A commit requests this check before it sends its invalidations. */
 	InvalidateSystemCaches();
 	idemq_begin_transaction();
 	PushActiveSnapshot(GetTransactionSnapshot());
@@ -59,7 +59,10 @@ has_extension(void)
 	return presence == IDEMQ_HERE;
 }
 
-/* Returns whether to go on; frees the worker slot when there is nothing to do here. */
+/*
+ * Returns whether the worker may continue; if not, notes why for the log.  Frees the worker slot if
+ * the database does not have the extension.
+ */
 static bool
 may_stay(void)
 {
@@ -81,18 +84,19 @@ may_stay(void)
 }
 
 /*
- * Takes what came for this process between two pieces of work; for the launcher and handlers
- * too.  A process that is asked to end does so without a FATAL, which every shutdown would log.
+ * Processes interrupts while this process is idle; the launcher and handlers also call it.  If the
+ * process was asked to terminate, it exits without a FATAL error, which would be logged at every
+ * shutdown.
  */
 void
 idemq_worker_idle_interrupts(void)
 {
-	/* A process that never waits would not notice, and the server cannot start while it is there. */
+	/* A busy process does not notice the postmaster's death, and would block the next start. */
 	if (!PostmasterIsAlive())
 		proc_exit(1);
 	if (ProcDiePending)
 		proc_exit(1);
-	QueryCancelPending = false; /* there is nothing to cancel */
+	QueryCancelPending = false; /* no query is running */
 	CHECK_FOR_INTERRUPTS();
 	/* An idle process must not fall far behind with catalog invalidations. */
 	if (catchupInterruptPending)
@@ -104,7 +108,10 @@ idemq_worker_idle_interrupts(void)
 	}
 }
 
-/* Sleeps until a time (mono), or until a session has something earlier; for the launcher too. */
+/*
+ * Sleeps until a time (mono), or until the latch is set, and then processes interrupts.  The
+ * launcher also calls it.
+ */
 void
 idemq_worker_sleep(int64 until, uint32 wait_event)
 {
@@ -117,7 +124,7 @@ idemq_worker_sleep(int64 until, uint32 wait_event)
 	idemq_worker_idle_interrupts();
 }
 
-/* SIGTERM: notes why this worker ends, which may happen in the middle of a statement. */
+/* SIGTERM: notes for the log why this worker ends.  It may interrupt a statement. */
 static void
 worker_terminate(SIGNAL_ARGS)
 {
@@ -125,29 +132,29 @@ worker_terminate(SIGNAL_ARGS)
 	die(COMPAT_SIGNAL_ARGS);
 }
 
-/* Wakes the waiters: without this worker they check by themselves from now on. */
+/* on_shmem_exit: wakes all waiters, so that they poll from now on. */
 static void
 wake_waiters(int code, Datum arg)
 {
 	idemq_wake_database(MyDatabaseId, false);
 }
 
-/* Main function of a worker; arg: the index of its worker slot. */
+/* Entry point of the worker process; arg: the index of its worker slot. */
 void
 idemq_worker_main(Datum arg)
 {
-	/* What a server's or database's defaults must not change for us. */
+	/* These override the defaults of the server, the database and the role. */
 	static const char *const settings[][2] = {
 		{"default_transaction_read_only", "off"},
 		{"default_transaction_isolation", "read committed"},
 		{"default_transaction_deferrable", "off"},
 		{"statement_timeout", "0"},
 		COMPAT_TRANSACTION_TIMEOUT_OFF{"idle_in_transaction_session_timeout", "0"},
-		/* A lock that a task waits for holds up that task, not the others. */
+		/* If a task waits for a lock, the other tasks do not wait for long. */
 		{"lock_timeout", IDEMQ_LOCK_PATIENCE_TEXT},
 		{"session_replication_role", "origin"},
 		{"row_security", "on"},
-		/* What is lost in a crash is found in the rows and done again. */
+		/* Maintenance work that is lost in a crash is found in the rows and done again. */
 		{"synchronous_commit", "off"},
 		{"search_path", "pg_catalog, pg_temp"},
 	};
@@ -160,7 +167,7 @@ idemq_worker_main(Datum arg)
 	memcpy(&serial, MyBgworkerEntry->bgw_extra, sizeof(serial));
 	/* Before we attach: callbacks run in reverse order, so the worker slot is free when this one runs. */
 	on_shmem_exit(wake_waiters, (Datum) 0);
-	/* Before we connect: a session that needs the database for itself is to find us. */
+	/* Before we connect, so that a session that needs exclusive access finds us. */
 	if (!idemq_worker_attach(DatumGetInt32(arg), serial, &database) || !idemq_worker_is_wanted())
 		proc_exit(0);
 	IDEMQ_STOP("worker_before_connect");
@@ -181,7 +188,10 @@ idemq_worker_main(Datum arg)
 				break;
 			until = idemq_tasks_do();
 			idemq_worker_asleep(until);
-			/* After the first call meanwhile, the others find the latch set, and send no signal. */
+			/*
+			 * Many commits may mark groups during this pause.  Only the first of them sends a
+			 * signal, because then the latch is set.
+			 */
 			if (until - idemq_mono_now() > LINGER && idemq_promote_may_linger())
 				(void) WaitLatch(NULL, WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, LINGER / 1000,
 								 compat_wait_event_worker());

@@ -65,22 +65,22 @@ extern void idemq_log_news(void);
  */
 
 /*
- * A task is for one queue, of which it gets a view, or for all queues at once: then
- * view is NULL.
+ * A maintenance task.  It runs either once per queue, with a view of that queue, or once for all
+ * queues; then view is NULL.  Times are mono.
  */
 typedef struct Task
 {
 	TaskKind kind;
-	DueKind due;		  /* its time in the queue's state */
-	bool takes;			  /* that is taken before it runs, and set to 0 if it fails */
-	bool is_promote_pass; /* claims that find nothing wait for its end */
-	bool drops; /* what it could not do is dropped: it is not put off, and is logged rarely */
-	/* Returns when (mono) it is to run: PG_INT64_MAX for never, the past for now.  NULL: at due. */
+	DueKind due;		  /* which due time of the queue's state says when it runs */
+	bool takes;			  /* this time is removed before the task runs, and set to 0 if it fails */
+	bool is_promote_pass; /* claims that find nothing wait until it has run */
+	bool drops;			  /* after a failure it is not postponed, and errors are logged rarely */
+	/* Returns when it must run; PG_INT64_MAX: never.  NULL: at the due time. */
 	int64 (*due_at)(const QueueStateView *view);
-	/* Runs it, in a transaction of its own; one of the two is set. */
+	/* Exactly one of these is set; it runs in its own transaction. */
 	void (*run)(const QueueInfo *queue);
 	void (*run_for_all)(void);
-	/* Called after that transaction; may be NULL. */
+	/* If not NULL, called after that transaction; done: it has committed. */
 	void (*ended)(const QueueStateView *view, bool done);
 } Task;
 
@@ -116,14 +116,14 @@ extern void idemq_announce_ended(const QueueStateView *view, bool done);
  *		The figures of each queue over time.
  */
 
-extern void idemq_history_begin(void);
+extern void idemq_history_begin(TimestampTz young);
 extern int64 idemq_history_due_at(const QueueStateView *view);
 extern void idemq_history_write(void);
 extern void idemq_history_ended(const QueueStateView *view, bool done);
 
 /*
  * waking.c
- *		Waking the waiters of a queue for what no commit has told them.
+ *		Waking the waiters of a queue when no commit wakes them.
  */
 
 extern void idemq_due(const QueueInfo *queue);
@@ -142,7 +142,7 @@ extern void idemq_expire_make_due(void);
 
 /*
  * retention.c
- *		Deleting what is past its retention.
+ *		Deleting jobs and other rows that are past their retention.
  */
 
 extern int64 idemq_retention_due_at(const QueueStateView *view);
@@ -152,10 +152,10 @@ extern void idemq_retention_make_due(void);
 
 /*
  * retention_ranges.c
- *		Which ids are to be visited, and when, for jobs past their retention.
+ *		Which ids retention visits, and when.
  */
 
-/* A part of the primary key: the ids from at on, below until. */
+/* A scan of the primary key: ids from at (inclusive) to until (exclusive). */
 typedef struct IdScan
 {
 	int64 at;

@@ -4,17 +4,18 @@
  *		each message, with its level, its SQLSTATE and how often it may come.
  *
  *		the test clock is on					once per start of the server
- *		the SQL objects wait for their update	once per database and start of the server
- *		it can do nothing with them				once per visit
- *		that it has started, and why it ends	once each per life; lives that are short come
- *												ever less often (shared/processes/worker_registry.c)
- *		recovery begins, and is done			once each per life, where leases were lost
+ *		an update of the SQL objects waits		once per database and start of the server
+ *		the SQL objects do not fit the library	once per start of a worker
+ *		the worker has started, or exits		once per life of a worker; if lives are short, the
+ *												pauses between them grow
+ *												(shared/processes/worker_registry.c)
+ *		recovery begins, or is completed		once per life of a worker, if leases were lost
  *		a table in shared memory was full		once per minute and table
  *												(shared/counts/server_counts.c)
- *		a task has failed						TASK_ERRORS per minute; then how many more
+ *		a task has failed						TASK_ERRORS per minute, then the number of others
  *		finished jobs could not be announced	once per minute
  *
- * A visit to a database without idemq is a worker's life as well, but is not logged.
+ * A worker that does not find the extension in its database logs nothing.
  */
 #include "postgres.h"
 
@@ -39,14 +40,15 @@
 static char database_name[NAMEDATALEN];
 static const char *ends_why = NULL;
 
-/* Recovery: when it began (mono; 0: none is under way), and of how many queues. */
+/* The current recovery: when it began (mono; 0: there is none), and the number of its queues. */
 static int64 recovery_began = 0;
 static int recovery_queues;
 
-/* The minute in which tasks have failed: its beginning (mono), and the number of failures. */
+/* The current minute with failures of tasks: its beginning (mono), and the number of failures. */
 static int64 errors_since = 0;
 static int errors = 0;
 
+/* before_shmem_exit: logs that this worker exits, and why. */
 static void
 log_end(int code, Datum arg)
 {
@@ -55,7 +57,7 @@ log_end(int code, Datum arg)
 											  : "It failed with an error, or the server crashed"));
 }
 
-/* Says that this worker has started; from here on it says its end, too. */
+/* Logs that this worker has started; from now on, its exit is also logged. */
 void
 idemq_log_worker_started(void)
 {
@@ -71,14 +73,17 @@ idemq_log_worker_started(void)
 	before_shmem_exit(log_end, (Datum) 0);
 }
 
-/* Notes why this worker is about to end: a sentence without its full stop. */
+/* Sets the reason for this worker's exit: a sentence without its period.  Signal handlers may call it. */
 void
 idemq_log_worker_ends(const char *why)
 {
 	ends_why = why;
 }
 
-/* Says what the SQL objects of this database lack; waits: their version, if an update waits. */
+/*
+ * Logs whether the SQL objects of this database do not fit the library, or can be updated.  waits:
+ * their version, if an update is available; otherwise NULL.
+ */
 void
 idemq_log_presence(IdemqPresence presence, const char *waits)
 {
@@ -131,6 +136,7 @@ idemq_log_test_clock(void)
 				"off, and restart the server."));
 }
 
+/* Returns the number of queues in which the search for lost leases is not over. */
 static int
 queues_recovering(void)
 {
@@ -142,7 +148,7 @@ queues_recovering(void)
 	return count;
 }
 
-/* Says that the search for lost leases begins, if there is one to make. */
+/* Logs that the search for lost leases begins, if any queue needs it. */
 void
 idemq_log_recovery_begins(void)
 {
@@ -159,7 +165,7 @@ idemq_log_recovery_begins(void)
 			"because the server has been restarted."));
 }
 
-/* Says that a table was full, and what to do, if it is this worker that is to say so. */
+/* Logs that a table was full, if it was and this worker must log it (idemq_count_take_full). */
 static void
 log_full(ServerCount table, const char *what, TableUsage usage, const char *detail,
 		 const char *hint)
@@ -173,7 +179,7 @@ log_full(ServerCount table, const char *what, TableUsage usage, const char *deta
 				errhint("%s", hint));
 }
 
-/* Says which tables in shared memory were full, as far as this worker is to say so. */
+/* Logs which tables in shared memory were full (log_full). */
 static void
 log_full_tables(void)
 {
@@ -210,8 +216,8 @@ log_full_tables(void)
 }
 
 /*
- * Logs the error that a task has met, as PostgreSQL logs errors; beyond TASK_ERRORS per minute it
- * is only counted.  To be called in error recovery.
+ * Logs the current error, with which a task has failed.  After TASK_ERRORS in a minute, only counts
+ * it.  Call it in error recovery.
  */
 void
 idemq_log_task_error(void)
@@ -223,8 +229,8 @@ idemq_log_task_error(void)
 }
 
 /*
- * Logs the error of a task that drops what it could not do, once a minute at most.  To be called in
- * error recovery.
+ * Logs the current error, with which a task that is not postponed (Task.drops) has failed, at most
+ * once per minute.  Call it in error recovery.
  */
 void
 idemq_log_refusal(void)
@@ -238,13 +244,15 @@ idemq_log_refusal(void)
 	EmitErrorReport();
 }
 
-/* Logs what there is to log between two passes of the tasks. */
+/*
+ * Called between two passes of the tasks: logs that recovery is complete, which tables were full,
+ * and how many errors of the last minute were only counted.
+ */
 void
 idemq_log_news(void)
 {
 	int64 now = idemq_mono_now();
 
-	/* The search is done once no queue needs it any more. */
 	if (recovery_began > 0 && queues_recovering() == 0)
 	{
 		ereport(
@@ -258,7 +266,6 @@ idemq_log_news(void)
 	log_full_tables();
 	if (errors == 0 || now - errors_since < USECS_PER_MINUTE)
 		return;
-	/* How many errors of the last minute were only counted; another minute begins. */
 	if (errors > TASK_ERRORS)
 		ereport(LOG,
 				errmsg("idemq background worker for database \"%s\" encountered %d more errors",

@@ -1,4 +1,4 @@
-"""charges.py: the charge that README.md, doc/tutorials/charge-a-card.md and doc/tutorials/shop.md show.  shop.pl runs it."""
+"""charges.py: the charge that README.md and doc/tutorials/charge-a-card.md show.  shop.pl runs it."""
 import os
 import psycopg
 from idemq import Worker, enqueue

@@ -1,4 +1,4 @@
-# The three programs of doc/tutorials/shop.md in Node, as its client's examples, by the server itself and through a
+# The three programs of doc/usage/three-programs.md in Node, as its client's examples, by the server itself and through a
 # pooler in transaction mode that closes what is idle for a second.  What befalls them: test/t/lib/ThreePrograms.pm.  And
 # the orders of doc/usage/events.md, which wait for a payment.
 # slow: needs npm; leases of 3 s pass in real time, a failover

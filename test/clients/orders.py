@@ -1,4 +1,4 @@
-"""orders.py: ships an order when it is paid, and reminds the customer after three days (doc/tutorials/shop.md)."""
+"""orders.py: ships an order when it is paid, and reminds the customer after three days (doc/usage/three-programs.md)."""
 import os
 import idemq
 

@@ -1,4 +1,4 @@
-# The three programs of doc/tutorials/shop.md in Python: one each, and all three in one with asyncio, as they stand
+# The three programs of doc/usage/three-programs.md in Python: one each, and all three in one with asyncio, as they stand
 # there; by the server itself, and through a pooler in transaction mode that closes what is idle for a second.  What befalls
 # them: test/t/lib/ThreePrograms.pm.
 # slow: leases of 3 s pass in real time, a failover

@@ -10,6 +10,8 @@ import dataclasses
 import enum
 import json
 import logging
+import threading
+import unittest.mock
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, timezone
@@ -21,6 +23,7 @@ import psycopg
 
 import idemq
 import tap
+import typed
 from idemq import AsyncWorker, Kind, Queue, TypeMismatch, Worker
 from python_common import DSN, Client
 
@@ -173,6 +176,12 @@ class Conversions(Client):
             next: Optional[Local] = None
 
         self.assertEqual(Queue("q", Local).decode({"next": {}}), Local(Local()))
+        deep = None
+        for _ in range(10_000):
+            deep = {"value": 1, "next": deep}
+        self.refused("payload: it contains itself, or is nested too deeply", queue.decode, deep)
+        value.next = value
+        self.refused("payload: it contains itself, or is nested too deeply", queue.encode, value)
 
     def test_what_does_not_fit_is_refused_with_its_path(self):
         when = EVERYTHING.when
@@ -290,6 +299,12 @@ class Conversions(Client):
         class Pair(NamedTuple):
             a: int
 
+        class Meta(type):
+            __hash__ = None
+
+        class Unhashable(metaclass=Meta):
+            pass
+
         class Flags(enum.Flag):
             A = 1
 
@@ -312,7 +327,7 @@ class Conversions(Client):
             def __init__(self, a, other):
                 pass
 
-        for of in (bytes, set[int], set, tuple[int, ...], complex, object, timedelta, Plain, Pair, Flags, Sub, Generic_[int], list, dict, List,
+        for of in (bytes, set[int], set, tuple[int, ...], complex, object, timedelta, Plain, Pair, Flags, Sub, Unhashable, EVERYTHING, Generic_[int], list, dict, List,
                    OrderedDict, namedtuple("N", "a"), Union[int, str], Union[int, str, None], Literal[b"x"], T, type, len, "Address"):  # fmt: skip
             self.undefinable(": ", of)
         self.undefinable(".a: ", Generic_)
@@ -474,11 +489,11 @@ class Workers(Client):
             seen.append(list(job.payload.to))
             job.payload.to.append("changed")
             if len(seen) == 1:
-                raise psycopg.errors.SerializationFailure
+                conn.execute("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$")
 
-        letters.enqueue(self.conn, Letter(["x"]))
+        job = letters.enqueue(self.conn, Letter(["x"])).id
         idemq.drain(DSN, [letters.inside(send)])
-        self.assertEqual(seen, [["x"], ["x"]])
+        self.assertEqual((seen, self.job(job)[:2]), ([["x"], ["x"]], ("completed", 1)))
 
     def test_hooks_see_typed_values(self):
         letters = self.queue_of(result=Receipt)
@@ -577,6 +592,27 @@ class Workers(Client):
         self.assertEqual([[(each.id, each.result) for each in each] for each in got[:3]],
                          [[(parents[0], Receipt("r")), (parents[3], None)], [(parents[1], 4)], [(parents[2], "s")]])  # fmt: skip
         self.assertEqual(got[3], [{"id": "r"}, 4, "s", None])
+
+    def test_the_manual(self):
+        """What doc/usage/python-types.md shows."""
+        for queue in (typed.mail, typed.charges):
+            self.sql("SELECT idemq.drop_queue(name, force => true) FROM idemq.queues WHERE name = %s", queue.name)
+            self.sql("SELECT idemq.create_queue(%s)", queue.name)
+        with self.conn.transaction():
+            self.assertIsNone(typed.order(self.conn))
+        charge, refund = typed.charges.enqueue(self.conn, 12).id, typed.refunds.enqueue(self.conn, {"charge": "x"}).id
+        for work in (typed.work, typed.work_shop):
+            worker = []
+            with unittest.mock.patch("builtins.print"), unittest.mock.patch.object(typed, "Worker", lambda *args: worker.append(Worker(*args, signals=False)) or worker[0]):
+                thread = threading.Thread(target=work, args=[DSN])
+                thread.start()
+                self.until("SELECT count(*) = 0 FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE q.name = %s AND finished_at IS NULL",
+                           typed.mail.name if work is typed.work else typed.charges.name)  # fmt: skip
+                worker[0].stop()
+                thread.join()
+        self.assertEqual(typed.order(self.conn), typed.Receipt("anna@example.com"))
+        self.assertEqual(typed.charges.result(self.conn, charge).result, typed.Receipt("charge of 12"))
+        self.assertEqual(self.job(refund)[0], "completed")
 
     def test_an_untyped_queue_in_the_list(self):
         plain = Queue(self.queue)

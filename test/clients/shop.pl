@@ -1,5 +1,5 @@
-# The charge and the orders of doc/tutorials/shop.md, as they stand there: a charge is made once, an order that is paid is
-# shipped, and the other one waits.  The page's other programs: python_programs.pl.
+# The charge of doc/tutorials/charge-a-card.md and the orders of doc/usage/three-programs.md, as they stand there: a charge is made once, an order that is paid is
+# shipped, and the other one waits.  Its other programs: python_programs.pl.
 # at least 5 assertions
 
 use strict;

@@ -1,4 +1,4 @@
-# The three programs of doc/tutorials/shop.md as shell scripts that idemq-work starts, by the server itself and through
+# The three programs of doc/usage/three-programs.md as shell scripts that idemq-work starts, by the server itself and through
 # a pooler in transaction mode that closes what is idle for a second; and as handlers, which are a webhook's worker and a
 # report inside the server.  What befalls them: test/t/lib/ThreePrograms.pm.
 # expects in log: was terminated by signal 9|terminating any other active server processes

@@ -387,8 +387,12 @@ class _Reader:
     def converter(self, of: Any, path: str) -> Converter:
         of = _stripped(of)
         origin, args = typing.get_origin(of), typing.get_args(of)
-        if origin is None and isinstance(of, typing.Hashable) and of in _PLAIN:
-            return _PLAIN[of]
+        try:
+            plain = _PLAIN.get(of) if origin is None else None
+        except TypeError:  # it cannot be hashed
+            raise TypeError(f"{path}: {_name(of)} is not supported; {_SUPPORTED}") from None
+        if plain is not None:
+            return plain
         if origin in _UNION_TYPES:
             others = [each for each in args if each is not type(None)]
             if len(others) == 1 and len(args) == 2:

@@ -38,6 +38,8 @@ def _named(name: str, convert: Callable[..., Any], *args: Any) -> Any:
     except TypeMismatch as error:
         error.path = name + error.path
         raise
+    except RecursionError:
+        raise TypeMismatch("it contains itself, or is nested too deeply", name) from None
 
 
 JobTypes = Union[QueueTypes, Mapping[Optional[str], QueueTypes]]

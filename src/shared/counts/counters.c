@@ -84,11 +84,11 @@ typedef struct CountBase
 /* What every transaction reads and what every transaction changes are on different cache lines. */
 typedef struct QueueCounters
 {
-	pg_attribute_aligned(PG_CACHE_LINE_SIZE) Oid database; /* InvalidOid: no queue's */
-	int32 queue_id;
-	bool known;	   /* the gauges are known */
-	bool counting; /* a count in progress will make them known */
-	int base;	   /* index of the CountBase on whose snapshot they are based; -1: none */
+	pg_attribute_aligned(PG_CACHE_LINE_SIZE)
+		QueueStateKey key; /* database InvalidOid: no queue's */
+	bool known;			   /* the gauges are known */
+	bool counting;		   /* a count in progress will make them known */
+	int base;			   /* index of the CountBase on whose snapshot they are based; -1: none */
 	TimestampTz since;
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE) pg_atomic_uint64 numbers[NUMBERS];
 } QueueCounters;
@@ -166,15 +166,14 @@ unlock_all(void)
 
 /* Resets the counters of a queue that has got the state with that index. */
 void
-idemq_counters_reset(int index, Oid database, int32 queue_id)
+idemq_counters_reset(int index, QueueStateKey key)
 {
 	QueueCounters *queue = &counters_shared->queues[index];
 	TimestampTz now = idemq_now();
 
 	lock_all();
 	counters_init_counts(queue);
-	queue->database = database;
-	queue->queue_id = queue_id;
+	queue->key = key;
 	queue->known = queue->counting = false;
 	queue->base = -1;
 	queue->since = now;
@@ -186,7 +185,7 @@ void
 idemq_counters_forget(int index)
 {
 	lock_all();
-	counters_shared->queues[index].database = InvalidOid;
+	counters_shared->queues[index].key.database = InvalidOid;
 	unlock_all();
 }
 
@@ -216,12 +215,6 @@ idemq_counters_forget_database(Oid database)
 	if (base != NULL)
 		base->database = InvalidOid;
 	unlock_all();
-}
-
-static inline bool
-counters_is_of(const QueueCounters *queue, int32 queue_id)
-{
-	return queue->database == MyDatabaseId && queue->queue_id == queue_id;
 }
 
 /*
@@ -272,7 +265,7 @@ idemq_counters_add(int index, int32 queue_id, uint64 xid, const CounterDelta *de
 
 	IDEMQ_STOP("idemq_counters_add");
 	LWLockAcquire(lock, LW_SHARED);
-	if (!counters_is_of(queue, queue_id))
+	if (!queue_state_key_is(queue->key, queue_id))
 	{
 		LWLockRelease(lock);
 		return;
@@ -307,7 +300,7 @@ idemq_counters_read(int index, int32 queue_id, CounterView *view)
 	bool found;
 
 	LWLockAcquire(lock, LW_SHARED);
-	found = counters_is_of(queue, queue_id);
+	found = queue_state_key_is(queue->key, queue_id);
 	view->known = queue->known;
 	view->since = queue->since;
 	for (int i = 0; i < JOB_STATUS_COUNT; i++)
@@ -334,14 +327,14 @@ idemq_counters_set_empty(int index, int32 queue_id)
 	QueueCounters *queue = &counters_shared->queues[index];
 
 	lock_all();
-	if (counters_is_of(queue, queue_id))
+	if (queue_state_key_is(queue->key, queue_id))
 		queue->known = true;
 	unlock_all();
 }
 
 /*
  * Begins a count of this database's jobs.  If this returns COUNT_BEGUN, *snapshot is S, registered,
- * and the transaction must call idemq_counters_end_count or idemq_counters_cancel_count.  The
+ * and the transaction must call idemq_counters_end_count.  The
  * caller holds a lock on idemq.jobs, and has no transaction id, because otherwise the snapshot
  * would show changes that may be rolled back.
  */
@@ -380,7 +373,7 @@ idemq_counters_begin_count(Snapshot *snapshot)
 		{
 			QueueCounters *queue = &counters_shared->queues[i];
 
-			if (queue->database != MyDatabaseId)
+			if (queue->key.database != MyDatabaseId)
 				continue;
 			queue->known = false;
 			queue->counting = true;
@@ -396,16 +389,18 @@ idemq_counters_begin_count(Snapshot *snapshot)
 }
 
 /*
- * Ends this session's count, if it is counting.  completed: counts is the result; queues that are
- * not in it have no jobs.
+ * Ends the count of this session, if any.  completed: counts is the result, and queues that are not
+ * in it have no jobs; otherwise the count is cancelled.
  */
-static void
-finish_count(bool completed, const QueueCount *counts, int ncounts)
+void
+idemq_counters_end_count(bool completed, const QueueCount *counts, int ncounts)
 {
 	CountBase *base;
 
 	if (!counting_here)
 		return;
+	if (completed)
+		IDEMQ_STOP("idemq_counters_end_count");
 	lock_all();
 	counting_here = false;
 	base = find_base(MyDatabaseId);
@@ -419,7 +414,8 @@ finish_count(bool completed, const QueueCount *counts, int ncounts)
 		QueueCounters *queue = counts[i].index < 0 ? NULL
 												   : &counters_shared->queues[counts[i].index];
 
-		if (queue == NULL || !counters_is_of(queue, counts[i].queue_id) || !queue->counting)
+		if (queue == NULL || !queue_state_key_is(queue->key, counts[i].queue_id) ||
+			!queue->counting)
 			continue;
 		for (int s = 0; s < JOB_STATUS_COUNT; s++)
 			add(queue, GAUGE(s), (uint64) counts[i].jobs[s]);
@@ -428,7 +424,7 @@ finish_count(bool completed, const QueueCount *counts, int ncounts)
 	{
 		QueueCounters *queue = &counters_shared->queues[i];
 
-		if (queue->database != MyDatabaseId)
+		if (queue->key.database != MyDatabaseId)
 			continue;
 		add(queue, CHANGES, 1);
 		queue->known |= completed && queue->counting;
@@ -440,21 +436,6 @@ finish_count(bool completed, const QueueCount *counts, int ncounts)
 	unlock_all();
 }
 
-/* Ends the count of this session with its result. */
-void
-idemq_counters_end_count(const QueueCount *counts, int ncounts)
-{
-	IDEMQ_STOP("idemq_counters_end_count");
-	finish_count(true, counts, ncounts);
-}
-
-/* Ends the count of this session, if any, without a result. */
-void
-idemq_counters_cancel_count(void)
-{
-	finish_count(false, NULL, 0);
-}
-
 /* Makes the gauges of a database unknown, because rows have changed without having been counted. */
 void
 idemq_counters_unset_gauges(Oid database)
@@ -462,7 +443,7 @@ idemq_counters_unset_gauges(Oid database)
 	lock_all();
 	for (int i = 0; i < idemq_max_queues; i++)
 	{
-		if (counters_shared->queues[i].database == database)
+		if (counters_shared->queues[i].key.database == database)
 			counters_shared->queues[i].known = counters_shared->queues[i].counting = false;
 	}
 	unlock_all();
@@ -481,7 +462,7 @@ idemq_counters_count_due_at(void)
 		return due;
 	LWLockAcquire(lock, LW_SHARED);
 	for (int i = 0; i < idemq_max_queues && all_known; i++)
-		all_known = counters_shared->queues[i].database != MyDatabaseId ||
+		all_known = counters_shared->queues[i].key.database != MyDatabaseId ||
 					counters_shared->queues[i].known;
 	if (!all_known)
 	{

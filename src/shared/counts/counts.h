@@ -108,7 +108,7 @@ extern const ShmemPart idemq_counters_part;
 extern void idemq_count_snapshot_set(CountSnapshot *count, TransactionId *open, Snapshot snapshot);
 extern bool idemq_count_snapshot_saw(const CountSnapshot *count, const TransactionId *open,
 									 uint64 xid);
-extern void idemq_counters_reset(int index, Oid database, int32 queue_id);
+extern void idemq_counters_reset(int index, QueueStateKey key);
 extern void idemq_counters_forget(int index);
 extern void idemq_counters_forget_database(Oid database);
 extern void idemq_counters_add(int index, int32 queue_id, uint64 xid, const CounterDelta *delta);
@@ -116,8 +116,7 @@ extern bool idemq_counters_read(int index, int32 queue_id, CounterView *view);
 
 extern void idemq_counters_set_empty(int index, int32 queue_id);
 extern CountStart idemq_counters_begin_count(Snapshot *snapshot);
-extern void idemq_counters_end_count(const QueueCount *counts, int ncounts);
-extern void idemq_counters_cancel_count(void);
+extern void idemq_counters_end_count(bool completed, const QueueCount *counts, int ncounts);
 extern void idemq_counters_unset_gauges(Oid database);
 extern int64 idemq_counters_count_due_at(void);
 
@@ -170,8 +169,15 @@ extern void idemq_count_forget_database(Oid database);
 
 /*
  * notify_ring.c
- *		Events of single jobs, for NOTIFY.
+ *		Events of single jobs, and finished jobs, that wait to be sent with NOTIFY.
  */
+
+typedef enum RingKind
+{
+	RING_EVENTS,
+	RING_FINISHED,
+	RING_KINDS
+} RingKind;
 
 typedef enum EventKind
 {
@@ -180,70 +186,50 @@ typedef enum EventKind
 	JOB_DIED
 } EventKind;
 
+/* An element of a ring. */
 typedef struct JobNews
 {
-	EventKind kind;
-	int32 attempt;
+	int what;	   /* EventKind, or for a finished job its JobStatus */
+	int32 attempt; /* of an event */
 	int64 job_id;
 } JobNews;
 
 /* Maximum number of events of a queue that are waiting to be sent. */
-#define NEWS_KEPT 128
-
-/* A copy of the events that are waiting to be sent. */
-typedef struct NewsBatch
-{
-	int count;
-	uint64 until; /* for idemq_notify_ring_sent */
-	uint64 lost;  /* events that found no room */
-	JobNews news[NEWS_KEPT];
-} NewsBatch;
-
-extern const ShmemPart idemq_notify_ring_part;
-
-extern void idemq_notify_ring_reset(int qstate_index, Oid database, int32 queue_id);
-extern void idemq_notify_ring_add(QueueState *qstate, int32 queue_id, const JobNews *news);
-extern bool idemq_notify_ring_waiting(const QueueState *qstate);
-extern void idemq_notify_ring_copy(const QueueState *qstate, int32 queue_id, NewsBatch *batch);
-extern void idemq_notify_ring_sent(const QueueState *qstate, int32 queue_id,
-								   const NewsBatch *batch);
-
-/*
- * finished_ring.c
- *		Finished jobs of queues with notify_finished, for NOTIFY.
- */
-
-/*
- * Jobs of a queue that are kept until they are announced: so many ids, at 20 bytes each, always fit
- * into one notification.
- */
+#define EVENTS_KEPT 128
+/* The same for finished jobs: so many ids, of 20 bytes each, always fit into one notification. */
 #define FINISHED_KEPT (BLCKSZ / 32)
 
-/* A copy of the finished jobs that are to be announced. */
-typedef struct FinishedBatch
+/* A copy of a ring. */
+typedef struct RingBatch
 {
 	int count;
-	bool unknown; /* jobs may have finished that nobody counted */
-	uint64 until; /* for idemq_finished_ring_remove */
-	uint64 lost;  /* jobs that were left out */
-	int64 ids[FINISHED_KEPT];
-	uint8 statuses[FINISHED_KEPT]; /* JobStatus */
-} FinishedBatch;
+	bool unknown; /* an unknown number of jobs may have finished */
+	uint64 until; /* for idemq_ring_sent */
+	uint64 lost;  /* elements that found no room */
+	JobNews news[Max(EVENTS_KEPT, FINISHED_KEPT)];
+} RingBatch;
 
-extern const ShmemPart idemq_finished_rings_part;
+/* What a transaction has sent of a copy. */
+typedef enum RingSent
+{
+	RING_SENT_ALL,
+	RING_SENT_NEWS,		/* all but the overflow */
+	RING_SENT_OVERFLOW, /* only that */
+	RING_REFUSED		/* nothing, and the news must be reported as lost */
+} RingSent;
+
+extern const ShmemPart idemq_rings_part;
+extern const ShmemPart idemq_queue_events_part;
 extern const ShmemPart idemq_finished_jobs_part;
 
-extern void idemq_finished_ring_reset(int qstate_index, Oid database, int32 queue_id);
-extern void idemq_finished_ring_set_unknown(int qstate_index);
-extern void idemq_finished_ring_add(QueueState *qstate, int32 queue_id, int64 job_id,
-									JobStatus status);
-extern bool idemq_finished_ring_is_waiting(const QueueState *qstate);
-extern bool idemq_finished_ring_copy(const QueueState *qstate, int32 queue_id,
-									 FinishedBatch *batch);
-extern void idemq_finished_ring_remove(const QueueState *qstate, int32 queue_id,
-									   const FinishedBatch *batch, bool is_lost);
-extern void idemq_finished_ring_overflow_sent(const QueueState *qstate, int32 queue_id,
-											  const FinishedBatch *batch);
+extern void idemq_rings_reset(int qstate_index, QueueStateKey key);
+extern void idemq_ring_set_unknown(int qstate_index);
+extern void idemq_ring_add(RingKind kind, QueueState *qstate, int32 queue_id, JobNews news);
+extern bool idemq_ring_is_waiting(RingKind kind, const QueueState *qstate);
+extern bool idemq_ring_copy(RingKind kind, const QueueState *qstate, int32 queue_id,
+							RingBatch *batch);
+extern void idemq_ring_sent(RingKind kind, const QueueState *qstate, int32 queue_id,
+							const RingBatch *batch, RingSent sent);
 
 /*
  * buckets.c
@@ -317,7 +303,7 @@ typedef struct UnfinishedView
 extern const ShmemPart idemq_unfinished_part;
 extern const ShmemPart idemq_unfinished_open_part;
 
-extern void idemq_unfinished_reset(int index, Oid database, int32 queue_id);
+extern void idemq_unfinished_reset(int index, QueueStateKey key);
 extern void idemq_unfinished_forget(int index);
 extern void idemq_unfinished_unset_database(Oid database);
 extern bool idemq_unfinished_is_counted(const QueueState *qstate);
@@ -334,8 +320,7 @@ extern void idemq_unfinished_apply(const QueueState *qstate, int32 queue_id, uin
 								   int64 added, RoomTaken *room);
 extern bool idemq_unfinished_begin_count(const QueueState *qstate, int32 queue_id, int64 limit,
 										 Snapshot *snapshot, int64 *bound);
-extern void idemq_unfinished_end_count(int64 jobs);
-extern void idemq_unfinished_cancel_count(void);
+extern void idemq_unfinished_end_count(bool counted, int64 jobs);
 extern bool idemq_unfinished_await_count(const QueueState *qstate, int32 queue_id, int64 until);
 extern bool idemq_unfinished_view(const QueueState *qstate, int32 queue_id, UnfinishedView *view);
 

@@ -98,9 +98,8 @@ typedef struct Unfinished
 {
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE) LWLock lock;
 	pg_atomic_uint32 is_counted; /* a count has begun in this life; read without the lock */
-	Oid database;				 /* InvalidOid: belongs to no queue */
-	int32 queue_id;
-	uint32 life; /* of the queue state */
+	QueueStateKey key;			 /* database InvalidOid: belongs to no queue */
+	uint32 life;				 /* of the queue state */
 	CountState state;
 	bool is_bound; /* jobs is a lower bound */
 	bool is_void;  /* during the current count, rows were changed without being noted */
@@ -218,14 +217,13 @@ unset(Unfinished *queue)
 
 /* Begins a new life of a queue state. */
 void
-idemq_unfinished_reset(int index, Oid database, int32 queue_id)
+idemq_unfinished_reset(int index, QueueStateKey key)
 {
 	Unfinished *queue = &unfinished_queues[index];
 
 	LWLockAcquire(&queue->lock, LW_EXCLUSIVE);
 	pg_atomic_write_u32(&queue->is_counted, 0);
-	queue->database = database;
-	queue->queue_id = queue_id;
+	queue->key = key;
 	queue->life++;
 	queue->state = COUNT_UNKNOWN;
 	queue->counter = NO_COUNTER;
@@ -240,7 +238,7 @@ idemq_unfinished_forget(int index)
 	Unfinished *queue = &unfinished_queues[index];
 
 	LWLockAcquire(&queue->lock, LW_EXCLUSIVE);
-	queue->database = InvalidOid;
+	queue->key.database = InvalidOid;
 	(void) idemq_waiters_wake(waiters_of(queue), InvalidOid, PG_INT32_MAX);
 	LWLockRelease(&queue->lock);
 	ConditionVariableBroadcast(&queue->counted);
@@ -257,7 +255,7 @@ idemq_unfinished_unset_database(Oid database)
 		if (pg_atomic_read_u32(&queue->is_counted) == 0)
 			continue;
 		LWLockAcquire(&queue->lock, LW_EXCLUSIVE);
-		if (queue->database == database)
+		if (queue->key.database == database)
 			unset(queue);
 		LWLockRelease(&queue->lock);
 	}
@@ -272,7 +270,7 @@ unfinished_lock(const QueueState *qstate, int32 queue_id, LWLockMode mode)
 	Unfinished *queue = &unfinished_queues[idemq_qstate_index(qstate)];
 
 	LWLockAcquire(&queue->lock, mode);
-	if (queue->database == MyDatabaseId && queue->queue_id == queue_id)
+	if (queue_state_key_is(queue->key, queue_id))
 		return queue;
 	LWLockRelease(&queue->lock);
 	return NULL;
@@ -480,10 +478,11 @@ idemq_unfinished_begin_count(const QueueState *qstate, int32 queue_id, int64 lim
 }
 
 /*
- * Ends the count that this session has begun, if any.  counted: it was completed, and found jobs.
+ * Ends the count that this session has begun, if any.  counted: it was completed, and the snapshot
+ * showed that number of jobs; otherwise it is cancelled.
  */
-static void
-unfinished_finish_count(bool counted, int64 jobs)
+void
+idemq_unfinished_end_count(bool counted, int64 jobs)
 {
 	Unfinished *queue;
 
@@ -505,20 +504,6 @@ unfinished_finish_count(bool counted, int64 jobs)
 	}
 	signal_and_unlock(queue);
 	ConditionVariableBroadcast(&queue->counted);
-}
-
-/* Ends the count that this session has begun.  jobs: how many jobs the snapshot showed. */
-void
-idemq_unfinished_end_count(int64 jobs)
-{
-	unfinished_finish_count(true, jobs);
-}
-
-/* Cancels the count that this session has begun, if any. */
-void
-idemq_unfinished_cancel_count(void)
-{
-	unfinished_finish_count(false, 0);
 }
 
 /*

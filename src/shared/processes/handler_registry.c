@@ -1,35 +1,38 @@
 /*
  * shared/processes/handler_registry.c
- *		The processes that run handlers: the registry in shared memory by which these processes,
- *		the worker that starts them, and the sessions that need them find each other.
+ *		The registry, in shared memory, of the processes that run handlers.  These processes, the
+ *		worker that starts them, and the sessions that need them use it.
  *
- * A handler slot is for one process.  Its life:
+ * Each process has a handler slot.  Its states:
  *
- *		free -> STARTING, with a new serial: a worker has reserved it, and asks the postmaster
- *		STARTING -> ATTACHED: the process came, showing the serial
- *		ATTACHED -> READY: it is connected, and has read what it is to run
- *		any -> free: it ended; STARTING also when it did not come in time, or when a session
- *			needs the database: a process that comes all the same finds no STARTING, or
- *			another serial
+ *		free -> STARTING, with a new serial: a worker has reserved it, and asks the postmaster to
+ *			start the process
+ *		STARTING -> ATTACHED: the process has started, and has shown the serial
+ *		ATTACHED -> READY: the process is connected, and knows its handler
+ *		any -> free: the process has exited; or it did not start in time, or a session needs
+ *			exclusive access to the database.  A process that starts later does not find its slot
+ *			STARTING with its serial, and exits
  *
- * A process that ends before it is READY has failed: the next one is deferred, for a second,
- * twice as long each time, up to 64 s.  (The server's log says why it failed: perhaps the role
- * was locked out between the worker's check and the login.)  A handler that may not run is looked at
- * again after such a time, or as soon as the queue's settings have changed.  The queue's state says
- * how often either has happened, and why (HandlerStatus); without a queue state no handler runs.
+ * If a process exits before it is READY, it has failed, and the next one is started only after 1 s,
+ * or twice as long after each further failure, up to 64 s.  (The server log says why it failed; for
+ * example, the role may have lost LOGIN after the worker's check.)  If a handler may not run, the
+ * worker checks again after the same delays, or when the queue's settings have changed.  The queue's
+ * state contains the number of failures and the last reason (HandlerStatus).  A queue without a
+ * state runs no handler.
  *
- * What asks for a process.  DUE_HANDLER in a queue's state is the time when the worker next looks
- * at its handler.  A commit that makes a job ready sets it, if the queue state is armed: the
- * handler may have another process, and has none that is idle, which the commit's own signal would
- * wake (shared/waiters/wake.c).  Whether it is armed is computed anew at each change of a handler
- * slot or of the number of processes.  A process that is no longer idle asks too, if that has armed
- * the queue state: what became ready while it woke up has found the queue state unarmed.
+ * When a process is started.  DUE_HANDLER in a queue's state is the time when the worker next checks
+ * the handler.  A commit that makes a job ready sets it if the queue state is armed, that is, if the
+ * handler may have another process and none of its processes is idle.  (An idle process would be
+ * woken by the commit's own signal: shared/waiters/wake.c.)  Whether a queue state is armed is
+ * computed again at each change of a handler slot or of the number of processes.  A process that is
+ * no longer idle also sets DUE_HANDLER if that has armed the queue state, because jobs that became
+ * ready while it woke up did not set it.
  *
- * When all idemq.max_handler_workers are used and a handler has none, one of another handler is
- * asked to leave: an idle one, or else one that has run for a while, of the handler that has
- * most.  It leaves after its job; if that lasts, another one is asked.
+ * If all idemq.max_handler_workers are used and a handler has none, a process of another handler is
+ * asked to exit: an idle one, or else one that has run for a while, of the handler with the most
+ * processes.  It exits after its current job.  If that takes long, another one is asked.
  *
- * Locks: handlers_lock, level 4, covers the handler slots, and QueueState.handler_status.
+ * Locks: handlers_lock, level 4, protects the handler slots and QueueState.handler_status.
  */
 #include "postgres.h"
 
@@ -46,14 +49,14 @@
 #include "base/compat.h"
 #include "shared/processes/processes.h"
 
-/* A process that has not attached by then never came. */
+/* If a process has not attached by then, it will not start. */
 #define START_PATIENCE (10 * USECS_PER_SEC)
-/* What does not need to be looked at sooner is looked at after that. */
+/* Delay before the worker checks a handler again while a process is starting. */
 #define LOOK_PAUSE (USECS_PER_SEC / 20)
-/* A process that others wait for may stay for so long. */
+/* Minimum time that a process may run while another handler has none. */
 #define FAIR_SLICE (5 * USECS_PER_SEC)
 
-/* After a failed start the next one is deferred for a second, doubled up to 2^6. */
+/* After a failed start, the next one is delayed by FAILED_PAUSE, doubled at most this often. */
 #define FAILED_PAUSE USECS_PER_SEC
 #define FAILED_DOUBLINGS 6
 
@@ -73,10 +76,10 @@ typedef struct HandlerSlot
 	uint64 serial; /* grows with each start */
 	pid_t pid;	   /* from ATTACHED on */
 	int32 proc;
-	int64 since; /* mono: of the start */
+	int64 since; /* mono: when it was started */
 	bool idle;
-	bool leave;	 /* it is to end after its job */
-	int64 asked; /* mono: when it was asked to, for another handler */
+	bool leave;	 /* it must exit after its current job */
+	int64 asked; /* mono: when it was asked to exit, so that another handler can run */
 } HandlerSlot;
 
 typedef struct HandlerRegistry
@@ -86,7 +89,7 @@ typedef struct HandlerRegistry
 } HandlerRegistry;
 
 static HandlerRegistry *handler_registry = NULL;
-/* The handler slot of this process, when it runs a handler. */
+/* The handler slot of this process; NULL: it does not run a handler. */
 static HandlerSlot *my_handler_slot = NULL;
 
 static void
@@ -109,18 +112,21 @@ same(QueueStateKey a, QueueStateKey b)
 	return a.database == b.database && a.queue_id == b.queue_id;
 }
 
-/* Asks for a process, if the queue's handler wants one: something is ready, after a commit. */
+/*
+ * Called after a commit that has made a job ready: makes the worker start a process, if the queue
+ * state is armed.
+ */
 void
 idemq_handler_call(QueueState *qstate)
 {
-	/* A time that is set already is a pause, or soon. */
+	/* If a time is set already, it is a delay after a failure, or soon. */
 	if ((pg_atomic_read_u32(&qstate->handler) & HANDLER_ARMED) != 0)
 		idemq_due_in(qstate, DUE_HANDLER, 0);
 }
 
 /*
- * Notes that a former server ended while a handler of the queue was at a job; again: at a job at
- * which that has happened too often.
+ * Notes that the server crashed while a handler of the queue ran a job.  again: this has happened
+ * to the job too often.
  */
 void
 idemq_handler_crashed(QueueState *qstate, bool again)
@@ -132,10 +138,10 @@ idemq_handler_crashed(QueueState *qstate, bool again)
 }
 
 /*
- * Returns whether a queue state is that of a handler's queue.  A session may have found the queue
- * state before another queue got it; then the status is not its to write.  The key changes before
- * idemq_handler_reset takes the lock, so what a session writes before it sees the change is reset.
- * Lock held.
+ * Returns whether a queue state belongs to a handler's queue.  A session may have found the queue
+ * state before another queue got it, and must not change the status then.  The key changes before
+ * idemq_handler_reset takes the lock, so if a session still sees the old key under the lock, its
+ * changes are reset later.  Lock held.
  */
 static bool
 is_own(const QueueState *qstate, QueueStateKey key)
@@ -143,7 +149,10 @@ is_own(const QueueState *qstate, QueueStateKey key)
 	return qstate != NULL && same(qstate->key, key);
 }
 
-/* Forgets the handler of the queue that had this queue state before.  The key has changed already. */
+/*
+ * Forgets the handler of the queue that had this queue state before.  The caller has changed the
+ * key.
+ */
 void
 idemq_handler_reset(QueueState *qstate)
 {
@@ -153,18 +162,18 @@ idemq_handler_reset(QueueState *qstate)
 	LWLockRelease(&handler_registry->handlers_lock);
 }
 
-/* What the handler slots show of one handler, and of all. */
+/* The handler slots of one handler, and of all handlers. */
 typedef struct Census
 {
-	int used;		   /* processes of all handlers */
-	int own;		   /* those of this handler */
-	int busy;		   /* of these: at a job */
-	bool coming;	   /* of these: one is on its way */
-	bool idle;		   /* of these: one is idle */
+	int used;		   /* number of processes of all handlers */
+	int own;		   /* number of processes of this handler */
+	int busy;		   /* number of these that are running a job */
+	bool coming;	   /* one of these is starting */
+	bool idle;		   /* one of these is idle, and stays */
 	HandlerSlot *free; /* a free handler slot; NULL: none */
 } Census;
 
-/* Lock held. */
+/* Counts the processes of a handler, and of all handlers.  Lock held. */
 static Census
 count_processes(QueueStateKey key)
 {
@@ -190,10 +199,7 @@ count_processes(QueueStateKey key)
 	return census;
 }
 
-/*
- * Computes whether a commit in the queue is to ask for a process, if the queue state is its.  Lock
- * held.
- */
+/* Computes whether a queue state is armed, if it still belongs to the queue.  Lock held. */
 static void
 arm(QueueState *qstate, QueueStateKey key)
 {
@@ -208,7 +214,7 @@ arm(QueueState *qstate, QueueStateKey key)
 		(void) pg_atomic_fetch_and_u32(&qstate->handler, ~HANDLER_ARMED);
 }
 
-/* Notes an error of a handler.  Lock held. */
+/* Stores an error of a handler.  Lock held. */
 static void
 note_error(HandlerStatus *status, const char *error)
 {
@@ -219,7 +225,7 @@ note_error(HandlerStatus *status, const char *error)
 	status->error_at = idemq_now();
 }
 
-/* Notes the error of an attempt of a handler. */
+/* Stores the error of an attempt of a handler. */
 void
 idemq_handler_note_error(QueueStateKey key, const char *error)
 {
@@ -233,9 +239,9 @@ idemq_handler_note_error(QueueStateKey key, const char *error)
 }
 
 /*
- * Notes why no process may run a handler, NULL where that is not known; returns when (mono) to look
- * again.  defers: a process has failed, so none is started before that, whoever looks.  Otherwise
- * the reason is looked up at each start, and a change of the queue's settings may have removed it.
+ * Stores why a handler has no process; why NULL: the server log says it.  Returns when (mono) to
+ * try again.  defers: a process has failed, so none may be started before that time.  Otherwise, a
+ * change of the queue's settings may remove the reason earlier, and each start checks it again.
  */
 int64
 idemq_handler_refuse(QueueStateKey key, const char *why, bool defers)
@@ -263,9 +269,9 @@ idemq_handler_refuse(QueueStateKey key, const char *why, bool defers)
 }
 
 /*
- * Asks a process of another handler to leave, for one that has none: see the top of the
- * file.  Asks none while one was asked less than FAIR_SLICE ago; after that another, since that
- * one may be at a job that does not end.  Lock held.
+ * Asks a process of another handler to exit, for a handler that has none; see the top of this file.
+ * Does nothing if a process was asked less than FAIR_SLICE ago.  After that time, asks another one,
+ * because the job of the first one may take long.  Lock held.
  */
 static void
 ask_to_leave(QueueStateKey key)
@@ -304,8 +310,9 @@ ask_to_leave(QueueStateKey key)
 
 /*
  * Reserves a handler slot for a process of a queue's handler, which may have wanted processes.
- * *again: when (mono) to try again; PG_INT64_MAX: not before something asks for a process.  None is
- * reserved if the queue has lost its state: the worker looks at the handler when it gets another.
+ * Sets *again to when (mono) to try again; PG_INT64_MAX: only when DUE_HANDLER is set.  Reserves
+ * none if the queue has lost its state; the worker checks the handler when the queue gets another
+ * one.
  */
 HandlerReserve
 idemq_handler_reserve(QueueState *qstate, int wanted, HandlerTicket *ticket, int64 *again)
@@ -327,7 +334,7 @@ idemq_handler_reserve(QueueState *qstate, int wanted, HandlerTicket *ticket, int
 		HandlerSlot *process = &handler_registry->processes[i];
 
 		if (process->state == HANDLER_STARTING && process->since < now - START_PATIENCE)
-			process->state = HANDLER_FREE; /* its process never came */
+			process->state = HANDLER_FREE; /* its process has not started */
 	}
 	census = count_processes(ticket->key);
 	if (census.own >= wanted || census.idle)
@@ -365,8 +372,7 @@ idemq_handler_reserve(QueueState *qstate, int wanted, HandlerTicket *ticket, int
 }
 
 /*
- * Finds the handler slot of a ticket that no process has shown yet; NULL when there is none.  Lock
- * held.
+ * Returns the handler slot of a ticket, if its process has not attached; otherwise NULL. Lock held.
  */
 static HandlerSlot *
 reserved(const HandlerTicket *ticket)
@@ -376,7 +382,7 @@ reserved(const HandlerTicket *ticket)
 	return process->state == HANDLER_STARTING && process->serial == ticket->serial ? process : NULL;
 }
 
-/* Takes a reservation back: the postmaster has no room for a process. */
+/* Frees a reserved slot, because all worker processes of the server are in use. */
 void
 idemq_handler_unreserve(QueueState *qstate, const HandlerTicket *ticket)
 {
@@ -393,9 +399,9 @@ idemq_handler_unreserve(QueueState *qstate, const HandlerTicket *ticket)
 }
 
 /*
- * Notes how many processes the handler of a queue state may have, 0 for none.  Those that run find
- * out by themselves.  A handler that was set anew is not deferred for the failures of the former, and
- * one that was dropped (set_at is 0) is forgotten.
+ * Stores the maximum number of processes of a queue's handler; 0: none.  Running processes check
+ * this themselves.  If the handler was set again, the failures of the earlier one do not count; if
+ * it was dropped (set_at is 0), it is forgotten.
  */
 void
 idemq_handler_settle(QueueState *qstate, QueueStateKey key, TimestampTz set_at, int wanted)
@@ -420,9 +426,9 @@ idemq_handler_settle(QueueState *qstate, QueueStateKey key, TimestampTz set_at, 
 }
 
 /*
- * Has a database's processes, but this one, end after their jobs; with a signal, at once.
- * Returns the pid of one that is still there, or 0.  Those on their way will find that they are
- * not wanted.
+ * Makes all handler processes of a database, except this one, exit after their jobs, or at once if
+ * signal_number is not 0.  Returns the process id of one that is still running, or 0.  A process
+ * that is starting will find that its slot is free.
  */
 pid_t
 idemq_handlers_leave(Oid database, int signal_number)
@@ -453,7 +459,7 @@ idemq_handlers_leave(Oid database, int signal_number)
 	return there;
 }
 
-/* Gives the handler slot back at this process' end. */
+/* on_shmem_exit: frees this process's handler slot. */
 static void
 detach(int code, Datum arg)
 {
@@ -470,7 +476,10 @@ detach(int code, Datum arg)
 	idemq_due_by(qstate, DUE_HANDLER, 0);
 }
 
-/* Gives this process the handler slot of its ticket; false when it is not wanted any more. */
+/*
+ * Gives this process the handler slot of its ticket; returns false if the process is no longer
+ * wanted.
+ */
 bool
 idemq_handler_attach(const HandlerTicket *ticket)
 {
@@ -491,7 +500,7 @@ idemq_handler_attach(const HandlerTicket *ticket)
 	return process != NULL;
 }
 
-/* Notes that this process is connected, and runs its handler from now on. */
+/* Notes that this process is connected, and is about to run its handler. */
 void
 idemq_handler_ready(QueueState *qstate)
 {
@@ -505,7 +514,7 @@ idemq_handler_ready(QueueState *qstate)
 	LWLockRelease(&handler_registry->handlers_lock);
 }
 
-/* Notes whether this process waits for a job. */
+/* Notes whether this process is waiting for a job. */
 void
 idemq_handler_idle(QueueState *qstate, bool idle)
 {
@@ -513,12 +522,12 @@ idemq_handler_idle(QueueState *qstate, bool idle)
 	my_handler_slot->idle = idle;
 	arm(qstate, my_handler_slot->key);
 	LWLockRelease(&handler_registry->handlers_lock);
-	/* What became ready while it woke up has asked for no process. */
+	/* A job that became ready while this process woke up has not called the worker. */
 	if (!idle)
 		idemq_handler_call(qstate);
 }
 
-/* Returns whether this process is to end after its job. */
+/* Returns whether this process must exit after its current job. */
 bool
 idemq_handler_must_leave(void)
 {
@@ -531,8 +540,8 @@ idemq_handler_must_leave(void)
 }
 
 /*
- * Copies what is known of a handler, zeros without a queue state, and counts its processes, and those
- * of them that are at a job.
+ * Copies the status of a handler (zeros if its queue has no state), and sets the number of its
+ * processes, and how many of them are running a job.
  */
 void
 idemq_handler_state(QueueStateKey key, HandlerStatus *status, int *processes, int *busy)

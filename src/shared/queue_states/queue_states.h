@@ -109,6 +109,13 @@ typedef struct QueueStateKey
 	int32 queue_id;
 } QueueStateKey;
 
+/* Returns whether a key belongs to a queue of this database. */
+static inline bool
+queue_state_key_is(QueueStateKey key, int32 queue_id)
+{
+	return key.database == MyDatabaseId && key.queue_id == queue_id;
+}
+
 /*
  * Kinds of work for a queue.  Their due times are in QueueState.due (shared/processes/due_times.c):
  * mono, or a TimestampTz where it says so.
@@ -232,8 +239,7 @@ idemq_qstate_at(int index)
 static inline bool
 idemq_qstate_is_of(const QueueState *qstate, int32 queue_id)
 {
-	return qstate != NULL && qstate->key.database == MyDatabaseId &&
-		   qstate->key.queue_id == queue_id;
+	return qstate != NULL && queue_state_key_is(qstate->key, queue_id);
 }
 
 /*

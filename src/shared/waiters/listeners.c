@@ -1,17 +1,29 @@
 /*
  * shared/waiters/listeners.c
- *		Telling a worker's process at once that one of its attempts is being cancelled or has ended.
+ *		Ending the waits of other sessions early, either because a session asks for that, or because
+ *		an attempt of a worker's process is being cancelled or has been ended by another session.
  *
- * The sessions of a process have the same value of idemq.process.  This value, the database and the
- * login role are hashed to the key of the process, so no other role is told.  A claim and a
- * heartbeat store the key in the lease (shared/leases/lease_beat.c).  The session in which the
- * process sleeps is its listener: a session with a key listens in every wait and wait_any
+ * There is one element per PGPROC, with marks that such a session leaves before it sets the latch.
+ * A waiting session resets its latch before it reads its marks, so it does not sleep while it has
+ * one.  An unnecessary mark does no harm, because a wait may return early at any time.
+ *
+ * End of a wait.  A worker that is stopping has a session asleep in CALL idemq.wait.  A cancel
+ * request would end that call, but the server logs each one as an ERROR.  Instead, another session
+ * of the same role asks for the end of the wait (report_worker, argument end_waits).  The mark is
+ * the process id of the waiting session, so that a later session with the same PGPROC ignores it.
+ * It stays until a wait of the session takes it, so a request that arrives just before a wait begins
+ * is not lost.
+ *
+ * Listeners.  The sessions of a process have the same value of idemq.process.  This value, the
+ * database and the login role are hashed to the key of the process, so no other role is told.  A
+ * claim and a heartbeat store the key in the lease (shared/leases/lease_beat.c).  The session in
+ * which the process sleeps is its listener: a session with a key listens in every wait and wait_any
  * (api/wait.c).  The session that cancels or ends an attempt tells the listeners of the process.
  * They are not told which attempt is over: their next heartbeats return that.  So a process with
  * 1,000 jobs needs one listener, and a cancel wakes one session.
  *
- * There is one element per PGPROC.  It contains the key of the session, or 0 if the session does
- * not listen, and a mark, which says that the session was told.
+ * The element of a session contains its key, or 0 if the session does not listen, and a mark that says
+ * that the session was told.
  *
  *		listener						teller
  *		1 writes its key				1 changes the entry, so that a heartbeat finds it
@@ -24,22 +36,21 @@
  * waits ends the second wait.  A teller that came before the listener wrote its key has not found
  * it.  Therefore a session that begins to listen sets its own mark: its first wait ends at once, and
  * the process sends heartbeats.  If the teller's step 3 does not find the key, the listener's step 1
- * comes after it, and the heartbeat that follows finds the change of the teller's step 1.  The mark
- * is set before the latch, and the latch is reset before the mark is read, so no session sleeps
- * while its mark is set.
+ * comes after it, and the heartbeat that follows finds the change of the teller's step 1.  After an
+ * unnecessary mark, the process sends a heartbeat that was not due.
  *
  * A handler's process runs a function, and so it neither sleeps in a wait nor sends heartbeats.
  * Its element contains the token of the job whose function is running.  The session that marks that
  * attempt adds INTERRUPTED to the token and sends SIGUSR2.  A later job replaces both, so a late
  * signal does not interrupt another job (handler/limits.c).  A job of the same batch that is not
- * running yet is marked only in its lease.  The process writes its token and then looks at the lease;
- * the sender marks the lease and then looks at the token; so one of them finds the other.  The sender
- * holds the lock of the lease's partition, which the process takes when it exits (leases/lease_sessions.c), so
- * the signal cannot reach another process.
+ * running yet is marked only in its lease.  The process writes its token and then looks at the
+ * lease; the sender marks the lease and then looks at the token; so one of them finds the other.
+ * The sender holds the lock of the lease's partition, which the process takes when it exits
+ * (leases/lease_sessions.c), so the signal cannot reach another process.
  *
- * An unnecessary mark does no harm: the process sends a heartbeat that was not due.
- *
- * Locks: none, atomics only.  Telling neither allocates nor raises.
+ * Locks: ProcArrayLock, shared, while a session is looked up whose wait must end, so that it cannot
+ * exit in the meantime; otherwise none.  The elements are atomics.  Telling neither allocates nor
+ * raises.
  */
 #include "postgres.h"
 
@@ -49,7 +60,9 @@
 #include "miscadmin.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
+#include "storage/lwlock.h"
 #include "storage/proc.h"
+#include "storage/procarray.h"
 
 #include "base/base.h"
 #include "base/compat.h"
@@ -59,6 +72,7 @@ typedef struct Listener
 {
 	pg_atomic_uint64 process; /* key of its process; 0: it does not listen; no lock */
 	pg_atomic_uint32 told;	  /* no lock */
+	pg_atomic_uint32 ends;	  /* process id of the session whose wait must end; 0: none; no lock */
 	pg_atomic_uint64 token;	  /* of the job that a handler's process is running; 0: none; no lock */
 } Listener;
 
@@ -67,28 +81,55 @@ typedef struct Listener
 
 static Listener *listeners = NULL;
 
-static int
-listener_count(void)
-{
-	return MaxBackends;
-}
-
 static void
 init_listeners(int tranche)
 {
-	for (int i = 0; i < listener_count(); i++)
+	for (int i = 0; i < MaxBackends; i++)
 	{
 		pg_atomic_init_u64(&listeners[i].process, 0);
 		pg_atomic_init_u32(&listeners[i].told, 0);
+		pg_atomic_init_u32(&listeners[i].ends, 0);
 		pg_atomic_init_u64(&listeners[i].token, 0);
 	}
 }
 
 const ShmemPart idemq_listeners_part = {.area = (void **) &listeners,
 										.each = sizeof(Listener),
-										.count = listener_count,
+										.count = idemq_session_count,
 										.lies_in = AREA_SESSIONS,
 										.init = init_listeners};
+
+/*
+ * Ends the wait of the session with a process id, or its next wait if it is not waiting now.  Does
+ * nothing unless that session is in this database and has logged in as the same role as this
+ * session.
+ */
+void
+idemq_end_wait_of(int pid)
+{
+	PGPROC *proc;
+
+	LWLockAcquire(ProcArrayLock, LW_SHARED);
+	proc = BackendPidGetProcWithLock(pid);
+	if (proc != NULL && proc->databaseId == MyDatabaseId && proc->roleId == MyProc->roleId)
+	{
+		pg_atomic_write_u32(&listeners[proc - GetPGProcByNumber(0)].ends, (uint32) pid);
+		SetLatch(&proc->procLatch);
+	}
+	LWLockRelease(ProcArrayLock);
+}
+
+/* Returns whether another session has asked for the end of this session's wait; takes the mark. */
+bool
+idemq_end_wait_taken(void)
+{
+	pg_atomic_uint32 *mark = &listeners[IDEMQ_MY_PROC_NUMBER].ends;
+
+	if (pg_atomic_read_u32(mark) != (uint32) MyProcPid)
+		return false;
+	pg_atomic_write_u32(mark, 0);
+	return true;
+}
 
 /* Returns the key of the process that this session belongs to; 0: none. */
 uint64
@@ -148,7 +189,7 @@ idemq_listeners_tell(uint64 process)
 	if (process == 0)
 		return;
 	pg_memory_barrier();
-	for (int i = 0; i < listener_count(); i++)
+	for (int i = 0; i < MaxBackends; i++)
 	{
 		if (pg_atomic_read_u64(&listeners[i].process) != process)
 			continue;

@@ -44,23 +44,15 @@ extern void idemq_wake_for_result(int64 job_id);
 extern void idemq_wake_for_results(Oid database);
 
 /*
- * end_wait.c
- *		Ends the waits of other sessions early, as if their timeouts had passed.
- */
-
-extern const ShmemPart idemq_end_wait_part;
-
-extern void idemq_end_wait_of(int pid);
-extern bool idemq_end_wait_taken(void);
-
-/*
  * listeners.c
- *		Telling a worker's process at once that one of its attempts is being cancelled or has
- *		ended.
+ *		Ending the waits of other sessions early, either because a session asks for that, or because
+ *		an attempt of a worker's process is being cancelled or has been ended by another session.
  */
 
 extern const ShmemPart idemq_listeners_part;
 
+extern void idemq_end_wait_of(int pid);
+extern bool idemq_end_wait_taken(void);
 extern uint64 idemq_process_key(void);
 extern bool idemq_listener_begin(void);
 extern bool idemq_listener_told(void);

@@ -1,4 +1,4 @@
-# The three programs of doc/tutorials/shop.md in one form, such as Python's, and what befalls them.
+# The three programs of doc/usage/three-programs.md in one form, such as Python's, and what befalls them.
 #
 # A webhook's events are booked in accounts, mails go to a provider that answers 502, or too late, or not before it is
 # told to, and reports are rows of reports.  Each form has a database of its own, so that several go through it side by
