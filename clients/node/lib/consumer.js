@@ -124,7 +124,7 @@ export class Consumer {
       const attempt = new Attempt(row, this.queue, {
         asked, lease: this.lease, timeout: this.#timeout, ofQueue: this.#timeoutOfQueue,
         ofKind: 1000 * (this.way.kind(row.kind)?.timeout ?? Infinity), link: this.#mode.link(),
-        strict: this.outside, warn: (text) => this.logger.warn(text),
+        codec: this.way.codec, strict: this.outside, warn: (text) => this.logger.warn(text),
         logger: this.#shared.jobLogger, lines: this.captureLogs === 'off' ? undefined : new Lines(), redact: this.redact, workerName: this.#shared.name,
       });
       attempt.leaseSession = this.#attachedTo(session);

@@ -1,6 +1,7 @@
 // An attempt: the job that its handler gets, and its time limit.
 
 import { checkClient, checkId, checkIds, checkName, optionalInterval } from './arguments.js';
+import { decoded, decodedResults, encoded } from './codec.js';
 import { Cancelled, Snooze, Waiting, typed } from './errors.js';
 import { json } from './enqueue.js';
 import { finishedResult } from './handlers.js';
@@ -68,7 +69,8 @@ export class Job {
   async saveCheckpoint(data, client) {
     if (client !== undefined && client !== null) checkClient(client);
     const text = json(data, 'the checkpoint');
-    const values = [this.id, this.token, text];
+    const { codec } = this.#attempt;
+    const values = [this.id, this.token, codec ? await encoded(codec, data, 'the checkpoint') : text];
     try {
       if (client) await this.#attempt.within('saveCheckpoint', client, (own) => own.query(CHECKPOINT, values));
       else await this.#attempt.apart('saveCheckpoint', (ask) => ask(CHECKPOINT, values));
@@ -90,7 +92,7 @@ export class Job {
       throw (attempt.waiting = new Waiting(name, timeout));
     }
     if (outcome === 'arrived' && undone) attempt.arrived.push({ name, timeout });
-    return { arrived: outcome === 'arrived', payload };
+    return { arrived: outcome === 'arrived', payload: attempt.codec ? await decoded(attempt.codec, payload) : payload };
   }
 
   /** @type {import('../index.js').Job['addParents']} */
@@ -103,13 +105,13 @@ export class Job {
 
   /** @type {import('../index.js').Job['parents']} */
   async parents() {
-    return this.#attempt.ask(PARENTS, [this.id]);
+    return decodedResults(this.#attempt.codec, await this.#attempt.ask(PARENTS, [this.id]));
   }
 
   /** @type {import('../index.js').Job['step']} */
   step(name, call, options = {}) {
     const warn = (/** @type {string} */ text) => this.#attempt.warn(`idemq: ${this.#attempt.name}: ${text}`);
-    const answer = this.#attempt.step(name, () => this.#attempt.apart('step', (ask) => step(this, ask, name, call, options, warn, this.#attempt.redact)));
+    const answer = this.#attempt.step(name, () => this.#attempt.apart('step', (ask) => step(this, ask, name, call, options, warn, this.#attempt.redact, this.#attempt.codec)));
     answer.catch(() => {}); // of a step that is not awaited
     return answer;
   }
@@ -153,6 +155,8 @@ export class Attempt {
   #steps = new Set();
   /** Whether the handler has ended, so that it must begin no step. */
   #handled = false;
+  /** Whether its payload and checkpoint have been decoded. */
+  #decoded = false;
   /** Whether its commit was sent, and may have taken effect. */
   commitSent = false;
   /** Whether its handler may use a transaction but has not locked the job yet. When the lease ends, another attempt may then get the job. */
@@ -176,14 +180,15 @@ export class Attempt {
    * @param {any} row of a claim @param {string} queue
    * @param {{
    *   asked: number, lease: number, timeout: number, ofQueue?: boolean, ofKind?: number, strict?: boolean,
-   *   link?: import('./connection.js').Link, warn?: (text: string) => void, logger?: import('../index.js').Logger,
+   *   link?: import('./connection.js').Link, codec?: import('../index.js').Codec, warn?: (text: string) => void, logger?: import('../index.js').Logger,
    *   lines?: import('./logs.js').Lines, workerName?: string, redact?: (text: string) => string,
    * }} of asked: when the claim was sent; lease, timeout: milliseconds; ofQueue: whether the timeout is the queue's
    *   job_timeout, at which the server takes the job back; ofKind: the timeout of its kind; strict: whether a lease that may have ended always counts as lost, because
    *   the handler cannot lock its job; link: for checkpoints and steps of outside handlers
    */
-  constructor(row, queue, { asked, lease, timeout, ofQueue = false, ofKind = Infinity, strict = false, link, warn = () => {}, logger = console, lines, workerName = '', redact = (text) => text }) {
+  constructor(row, queue, { asked, lease, timeout, ofQueue = false, ofKind = Infinity, strict = false, link, codec, warn = () => {}, logger = console, lines, workerName = '', redact = (text) => text }) {
     this.row = row;
+    this.codec = codec;
     this.warn = warn;
     this.logger = logger;
     /** The log lines of this attempt, if they are captured. */
@@ -241,12 +246,24 @@ export class Attempt {
     this.#steps = new Set();
     this.#handled = false;
     try {
+      if (this.codec) await this.#decode(this.codec);
       const result = await handler();
       for (const { name } of this.#steps) throw new Error(`the handler has ended while step ${name} was under way; await job.step`);
       return result;
     } finally {
       this.#handled = true;
     }
+  }
+
+  /** Decodes the job, before the handler is called for the first time. @param {import('../index.js').Codec} codec */
+  async #decode(codec) {
+    if (!this.#decoded) {
+      const [payload, checkpoint] = [await decoded(codec, this.row.payload), await decoded(codec, this.row.checkpoint)];
+      this.row = { ...this.row, payload, checkpoint };
+      this.#decoded = true;
+    }
+    this.job.payload = this.row.payload;
+    this.job.checkpoint = this.stored === undefined ? this.row.checkpoint : JSON.parse(this.stored);
   }
 
   /** Runs a step. @template T @param {string} name @param {() => Promise<T>} fn @returns {Promise<T>} */

@@ -1,6 +1,7 @@
 // A step: a call to another system that the next attempt must know about.
 
 import { checkName, checkSeconds } from './arguments.js';
+import { decoded, encoded, encodedWithEachKey } from './codec.js';
 import { json } from './enqueue.js';
 import { Dead, Refused, Snooze, StaleToken, interval, sqlstate, textOf, typed } from './errors.js';
 import { checkCallable, finishedResult } from './handlers.js';
@@ -21,9 +22,9 @@ const uninterpreted = {
  * @param {import('./job.js').Job} job @param {import('./job.js').Ask} run runs a statement that is committed by itself @param {string} name
  * @param {(call: import('../index.js').StepCall) => unknown} call
  * @param {import('../index.js').StepOptions} options @param {(text: string) => void} warn
- * @param {(text: string) => string} redact @returns {Promise<any>}
+ * @param {(text: string) => string} redact @param {import('../index.js').Codec} [codec] @returns {Promise<any>}
  */
-export async function step(job, run, name, call, options, warn, redact) {
+export async function step(job, run, name, call, options, warn, redact, codec) {
   checkOptions(options, STEP, 'job.step');
   const { request = null, callTimeout = 30, ask } = options;
   checkName(name, 'name');
@@ -35,12 +36,12 @@ export async function step(job, run, name, call, options, warn, redact) {
   let calling = false;
   try {
     // If this is repeated after a lost answer, the outcome is busy, because the server cannot know that no call was made.
-    const [begun] = await run(BEGIN_STEP, [...own, json(request, 'the request'), interval(callTimeout)], uninterpreted);
-    if (begun.outcome === 'done') return begun.response;
+    const begun = await begin();
+    if (begun.outcome === 'done') return await decoded(codec, begun.response);
     // The call of a lost attempt may still arrive.
     if (begun.outcome === 'busy') throw new Snooze(begun.retry_after);
     if (begun.outcome === 'unknown' && ask) {
-      const found = finishedResult(await ask({ key: begun.effect_key, request: begun.former_request, begunAt: begun.begun_at, signal: job.signal }));
+      const found = finishedResult(await ask({ key: begun.effect_key, request: await decoded(codec, begun.former_request), begunAt: begun.begun_at, signal: job.signal }));
       if (found !== undefined) return await finish(found);
     }
     const until = asked + 1000 * callTimeout;
@@ -52,6 +53,18 @@ export async function step(job, run, name, call, options, warn, redact) {
     throw typed(error);
   }
 
+  /** An earlier attempt may have encoded the same request with another key. @returns {Promise<any>} */
+  async function begin() {
+    const requests = codec ? await encodedWithEachKey(codec, request, 'the request') : [json(request, 'the request')];
+    for (;;) {
+      try {
+        return (await run(BEGIN_STEP, [...own, requests.shift(), interval(callTimeout)], uninterpreted))[0];
+      } catch (error) {
+        if (sqlstate(error) !== 'IQ003' || requests.length === 0) throw error;
+      }
+    }
+  }
+
   /** Stores the response; the first one counts. A response that cannot be stored is left out, because the call has been performed. @param {unknown} response @returns {Promise<any>} */
   async function finish(response) {
     /** @type {unknown} */
@@ -59,7 +72,7 @@ export async function step(job, run, name, call, options, warn, redact) {
     /** @type {string | null} */
     let text = null;
     try {
-      text = json(response ?? null, 'the response');
+      text = codec ? await encoded(codec, response ?? null, 'the response') : json(response ?? null, 'the response');
     } catch (error) {
       refusal = error;
     }
@@ -79,7 +92,7 @@ export async function step(job, run, name, call, options, warn, redact) {
   async function store(text) {
     const [{ response, standing }] = await run(FINISH_STEP, [...own, text]);
     // While no other attempt has begun, only the lock of the job tells whether it can still be completed.
-    if (standing !== 'stale' && standing !== 'not_found') return response;
+    if (standing !== 'stale' && standing !== 'not_found') return decoded(codec, response);
     throw new StaleToken(`the answer of step ${name} arrived after the lease was lost; it is stored, and the next attempt returns it`, { code: 'IQ001' });
   }
 

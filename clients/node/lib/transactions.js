@@ -9,6 +9,7 @@
 // committed.  If a transaction of several jobs fails, it rolls back, and each of its jobs runs alone.  A call of job.step in one does the same.
 
 import { Link, broken, sleep } from './connection.js';
+import { encoded } from './codec.js';
 import { json } from './enqueue.js';
 import { sqlstate, typed } from './errors.js';
 import { GroupCommit } from './group-commit.js';
@@ -301,7 +302,8 @@ export class Transactions {
         throw new Error('the handler has ended the transaction in which its job is committed; remove that statement, or use runOutside');
       }
       if (attempt.waiting) throw attempt.waiting;
-      return result === undefined ? null : json(result, 'the result');
+      if (result === undefined) return null;
+      return attempt.codec ? await encoded(attempt.codec, result, 'the result') : json(result, 'the result');
     } finally {
       ended = true;
       attempt.unlocked = false;

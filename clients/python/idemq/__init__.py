@@ -29,6 +29,7 @@ from ._arguments import (
     text_argument,
 )
 from ._cluster import ClusterRun
+from ._codec import Codec
 from ._declare import Ensured, ensure_handler, ensure_queue, ensure_topic
 from ._executors import AsyncExecutor, AsyncTransactionExecutor, Executor, ThreadExecutor, ThreadTransactionExecutor
 from ._finished import FinishedJob, Overflow, finished_jobs, finished_jobs_async
@@ -106,6 +107,7 @@ __all__ = [
     "AsyncWorker",
     "CancelledJobs",
     "ClusterWorker",
+    "Codec",
     "Dead",
     "Delay",
     "DuplicateKey",
@@ -206,6 +208,7 @@ class _Worker:
         signals: bool = True,
         unknown_kind: Delay = 60,
         never_retry: Sequence[type[BaseException]] = (),
+        codec: Optional[Codec] = None,
         give_up_after: Optional[float] = None,
         hooks: Union[Hooks, Mapping[str, Callable[..., Any]], None] = None,
         capture_logs: str = "off",
@@ -235,11 +238,12 @@ class _Worker:
         attach: whether leases also end when the session ends; None means True in run(), if the session is the worker's own.
         unknown_kind: delay for a job whose kind has no handler in this worker.
         never_retry: exception classes.  An attempt that fails with one of them makes the job dead at once.
+        codec: decodes payloads and encodes what is stored about the jobs, to encrypt them for example.
 
         Raises TypeError for an argument of the wrong type, and ValueError for a number out of range.
         """
         text_argument("router" if isinstance(self, _OverShards) else "dsn", dsn)
-        self._own = queue_options(concurrency, batch, lease, timeout, attach, unknown_kind, never_retry)
+        self._own = queue_options(concurrency, batch, lease, timeout, attach, unknown_kind, never_retry, codec=codec)
         self._handlers: Optional[dict[str, Union[Inside, Outside]]] = None
         if isinstance(queue, Mapping):
             self._handlers = self._several(checked_queues(queue))
@@ -426,6 +430,7 @@ class _OverShards(_Worker):
         signals: bool = True,
         unknown_kind: Delay = 60,
         never_retry: Sequence[type[BaseException]] = (),
+        codec: Optional[Codec] = None,
         hooks: Union[Hooks, Mapping[str, Callable[..., Any]], None] = None,
         capture_logs: str = "off",
         redact: Optional[Callable[[str], str]] = None,
@@ -444,7 +449,7 @@ class _OverShards(_Worker):
             raise TypeError(f"{type(self).__name__} serves one queue")
         super().__init__(
             router, queue, name=name, concurrency=concurrency, batch=batch, lease=lease, timeout=timeout,
-            grace=grace, attach=attach, signals=signals, unknown_kind=unknown_kind, never_retry=never_retry, hooks=hooks,
+            grace=grace, attach=attach, signals=signals, unknown_kind=unknown_kind, never_retry=never_retry, hooks=hooks, codec=codec,
             capture_logs=capture_logs, redact=redact,
         )  # fmt: skip
         if home is not None and not home and not roam:

@@ -40,8 +40,9 @@ from ._job import BaseJob
 from ._links import AnswerLost, AsyncLink, Link, ThreadLink
 from ._options import Options
 from ._shared import DRAIN_SETTLE_TIMEOUT, LOCK_PAUSE, Shared
+from ._codec import encoded_json
 from ._typed_jobs import JobTypes, decode_payload
-from ._values import EncodedLater, json_text, jsonb_parameter, storable_text
+from ._values import EncodedLater, json_loads, json_text, jsonb_parameter, storable_text
 from .errors import (
     MAX_TEXT,
     AlreadyCommitted,
@@ -175,7 +176,8 @@ class AttemptRunner:
         self._blocked_in_a_row = 0
         """How many times in a row this happened.  Nothing is claimed before claims_paused_until."""
         self.claims_paused_until = 0.0
-        self._loads = _pipeline.loads()
+        self._loads = json_loads()
+        self._codec = options.codec
         self._lease = _text_of_interval(options.lease)
         self.transacts = executors[0].link is not None
         """Whether its handlers have transactions."""
@@ -293,7 +295,7 @@ class AttemptRunner:
 
     def call(self, job: BaseJob, *conn: Any) -> Any:
         """Calls a handler that is a function."""
-        _check_readable(job)
+        self._check_readable(job)
         encode = decode_payload(self.types, job)
         context = _logs.enter(job)
         try:
@@ -315,7 +317,7 @@ class AttemptRunner:
 
     async def call_async(self, job: BaseJob, *conn: Any) -> Any:
         """Calls a handler that is a coroutine function."""
-        _check_readable(job)
+        self._check_readable(job)
         encode = decode_payload(self.types, job)
         context = _logs.enter(job)
         try:
@@ -351,10 +353,21 @@ class AttemptRunner:
         """Context manager for a request that ends attempts."""
         return _trace.settling(jobs, self._redacted) if _trace.installed() else _NOT_TRACED
 
+    def _check_readable(self, job: BaseJob) -> None:
+        """Raises if the job cannot be decoded.  This fails only its own attempt."""
+        if job.unreadable is not None:
+            raise ValueError(f"payload, checkpoint or headers could not be decoded: {text_of(job.unreadable)}")
+        if self._codec is not None:
+            job.decode(self._codec)
+
+    def result_text(self, value: Any) -> Optional[str]:
+        """A result as it is stored."""
+        return json_text(value) if self._codec is None else encoded_json(self._codec, "the result", value)
+
     def result_json(self, value: Any, job: BaseJob) -> Optional[str]:
         """The result of a handler whose effect has happened.  A result that cannot be encoded is left out."""
         try:
-            return json_text(value)
+            return self.result_text(value)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # encoders and results may be of any class
@@ -978,12 +991,6 @@ def _ended_as(outcome: str, now: Optional[_JobNow]) -> str:
     if now is not None and now.own is not None:
         return "retrying" if now.own == "failed" else now.own
     return outcome
-
-
-def _check_readable(job: BaseJob) -> None:
-    """Raises if the job cannot be decoded.  This fails only its own attempt."""
-    if job.unreadable is not None:
-        raise ValueError(f"payload, checkpoint or headers could not be decoded: {text_of(job.unreadable)}")
 
 
 def _stores_all(link: Link[Any]) -> bool:

@@ -45,7 +45,6 @@ from ._job import AsyncJob, BaseJob, Job
 from ._links import AsyncLink, Link, ThreadLink
 from ._options import Options
 from ._threads import in_thread
-from ._values import json_text
 from .errors import AlreadyCommitted, NoSuchJob, StaleToken, sqlstate
 
 T = TypeVar("T")
@@ -88,6 +87,9 @@ class Runner(ExecutionRunner, Protocol):
         ...
 
     async def call_async(self, job: BaseJob, *conn: Any) -> Any:
+        ...
+
+    def result_text(self, value: Any) -> Optional[str]:
         ...
 
     def result_json(self, value: Any, job: BaseJob) -> Optional[str]:
@@ -333,7 +335,7 @@ class AsyncTransactionExecutor(_TransactionExecutor, AsyncExecutor):
             with run.processing_batch(execution.jobs):
                 for job in execution.jobs:
                     job.begin(run, conn)
-                    results.append(json_text(finished_result(await run.call_async(job, conn))))
+                    results.append(run.result_text(finished_result(await run.call_async(job, conn))))
                     if job.waiting is not None:
                         raise job.waiting
         finally:
@@ -485,7 +487,7 @@ class ThreadTransactionExecutor(_TransactionExecutor, ThreadExecutor):
             with run.processing_batch(execution.jobs):
                 for job in execution.jobs:
                     job.begin(run, conn)
-                    results.append(json_text(finished_result(run.call(job, conn))))
+                    results.append(run.result_text(finished_result(run.call(job, conn))))
                     if job.waiting is not None:
                         raise job.waiting
             _check_nothing_left(conn.take_back())

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Optional, Union
 
+from ._codec import Codec
 from ._hooks import Hooks
 from ._links import Address
 from ._logs import Redact
@@ -25,6 +26,7 @@ class QueueOptions:
     never_retry: tuple[type[BaseException], ...] = ()
     own_capture_logs: Optional[str] = None
     """None means the worker's."""
+    codec: Optional[Codec] = None
 
 
 @dataclass(frozen=True)

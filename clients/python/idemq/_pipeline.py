@@ -11,14 +11,12 @@ psycopg deallocates all names after some statements of a handler, which the conn
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any, Callable, Generator, Iterable, NamedTuple, Optional, Sequence
 
 import psycopg
 from psycopg import pq
 from psycopg.errors import error_from_result
-from psycopg.types.json import JsonbLoader
 from psycopg.waiting import Wait
 
 Values = Sequence[Optional[bytes]]
@@ -117,12 +115,6 @@ def texts(values: Iterable[Optional[str]]) -> bytes:
     """An array parameter, from elements given as text."""
     items = ["NULL" if each is None else '"%s"' % each.replace("\\", "\\\\").replace('"', '\\"') for each in values]
     return ("{%s}" % ",".join(items)).encode("utf-8", "surrogatepass")
-
-
-def loads() -> Callable[[str], Any]:
-    """The function that decodes JSON, as set with psycopg's set_json_loads."""
-    own: Callable[[Any], Any] = getattr(JsonbLoader(0, None), "loads", json.loads)
-    return own
 
 
 def exchange(conn: Any, steps: Sequence[Step], named: bool) -> Message:
