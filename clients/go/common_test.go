@@ -64,7 +64,7 @@ func setUp(t testing.TB, settings string) *fixture {
 		t.Fatal(err)
 	}
 	f := &fixture{TB: t, pool: pool, queue: fmt.Sprintf("go_%d_%d", os.Getpid(), queues.Add(1)), log: new(lockedBuffer)}
-	f.exec("SELECT idemq.create_queue($1" + strings.TrimSuffix(", "+settings, ", ") + ")", f.queue)
+	f.exec("SELECT idemq.create_queue($1"+strings.TrimSuffix(", "+settings, ", ")+")", f.queue)
 	f.exec("CREATE TABLE IF NOT EXISTS effects (queue text, job bigint, token bigint)")
 	t.Cleanup(func() {
 		f.exec("UPDATE idemq.jobs SET run_at = run_at WHERE false")
@@ -115,8 +115,12 @@ func (f *fixture) config() *pgx.ConnConfig {
 	return config
 }
 
+func (f *fixture) logger() *slog.Logger {
+	return slog.New(slog.NewTextHandler(f.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
 func (f *fixture) worker(o idemq.WorkerOptions) *idemq.Worker {
-	o.Logger = slog.New(slog.NewTextHandler(f.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	o.Logger = f.logger()
 	return idemq.NewWorker(f.config(), &o)
 }
 

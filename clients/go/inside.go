@@ -195,6 +195,11 @@ func (q *consumer) runGroup(in *slot, group []*attempt, claim bool) (next []*att
 			}
 			return next, false
 		}
+		cut := begun && isLost(err)
+		var own errHandler
+		if errors.As(err, &own) {
+			err, cut = own.err, false
+		}
 		if len(group) > 1 {
 			var ends errBatchEnds
 			if errors.As(err, &ends) {
@@ -215,11 +220,6 @@ func (q *consumer) runGroup(in *slot, group []*attempt, claim bool) (next []*att
 				q.endStale(in.link, a, OutcomeStale, nil, "")
 			}
 			return nil, false
-		}
-		cut := begun && isLost(err)
-		var own errHandler
-		if errors.As(err, &own) {
-			err, cut = own.err, false
 		}
 		if cut {
 			unsure = unsure || a.isCommitSent()
@@ -349,6 +349,7 @@ func (q *consumer) rollback(t *sharedTx, own *slot, abandoned bool, err error) e
 		}
 		s.abandoned = true
 		s.kill()
+		t.closeResults()
 	case s.socket.closing.Load():
 		s.kill()
 	case touched && !s.gone():
@@ -393,7 +394,7 @@ func (q *consumer) commit(s *session, own *slot, done []doneJob, claim bool) (ne
 	answers := s.batch(q.run.over, &b)
 	claims, err := readCommit(answers, more)
 	if err != nil {
-		_ = answers.Close()
+		_ = closeBatch(answers)
 		switch {
 		case hasState(err, "IQ006"): // while the job was locked, only its handler can have ended it
 			return nil, fmt.Errorf("the handler has ended its own job; let the worker end it, or use HandleOutside: %v", err)
@@ -411,7 +412,7 @@ func (q *consumer) commit(s *session, own *slot, done []doneJob, claim bool) (ne
 			err = answers.QueryRow().Scan(&held)
 		}
 	}
-	if closed := answers.Close(); err == nil {
+	if closed := closeBatch(answers); err == nil {
 		err = closed
 	}
 	switch {

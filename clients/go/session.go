@@ -92,6 +92,15 @@ func (s *session) batch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	return s.conn.SendBatch(ctx, b)
 }
 
+// closeBatch closes results.  If reading a row has failed, pgx frees the connection only at the second call.
+func closeBatch(results pgx.BatchResults) error {
+	err := results.Close()
+	if err != nil {
+		_ = results.Close()
+	}
+	return err
+}
+
 // broken reports whether an error means that the session can no longer be used.  25006: the server has become a standby.
 func (s *session) broken(err error) bool {
 	return err != nil && (s.gone() || hasState(err, "08", "57P01", "57P02", "57P03", "57P05", "25006", "40003"))

@@ -49,6 +49,8 @@ type sharedTx struct {
 	over     bool
 	// open is the number of statements that are under way, and of results that have not been closed.
 	open int
+	// results are those that have not been closed.
+	results map[interface{ finish() }]bool
 	// calls are the calls of a job that are under way, and apartCalls is their number so far.
 	calls      []string
 	apartCalls int
@@ -92,7 +94,7 @@ func (t *sharedTx) begin(ctx context.Context) error {
 	for _, a := range t.jobs {
 		b.Queue(assertCurrentSQL, a.header.ID, a.header.Token)
 	}
-	err := typed(t.session.batch(ctx, &b).Close())
+	err := typed(closeBatch(t.session.batch(ctx, &b)))
 
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -256,11 +258,42 @@ func (x *handlerTx) enter(ctx context.Context, sql string) error {
 }
 
 // exit ends a use.
-func (x *handlerTx) exit() {
+func (x *handlerTx) exit() { x.closeResult(nil) }
+
+// keep notes a result that must be closed.
+func keep[T interface{ finish() }](x *handlerTx, result T) T {
+	t := x.handling.shared
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.results == nil {
+		t.results = map[interface{ finish() }]bool{}
+	}
+	t.results[result] = true
+	return result
+}
+
+// closeResult ends a use that had a result.
+func (x *handlerTx) closeResult(result interface{ finish() }) {
 	t := x.handling.shared
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.open--
+	delete(t.results, result)
+}
+
+// closeResults closes results that a handler has left open, on a session that was killed, so that the driver forgets their contexts.
+func (t *sharedTx) closeResults() {
+	t.mu.Lock()
+	if t.open > len(t.results) { // the handler still runs a statement
+		t.mu.Unlock()
+		return
+	}
+	results := t.results
+	t.results = nil
+	t.mu.Unlock()
+	for result := range results {
+		result.finish()
+	}
 }
 
 // seen notes the error of a statement.
@@ -335,7 +368,7 @@ func (x *handlerTx) Query(ctx context.Context, sql string, args ...any) (pgx.Row
 		x.exit()
 		return rows, x.seen(err)
 	}
-	return &txRows{Rows: rows, tx: x}, nil
+	return keep(x, &txRows{Rows: rows, tx: x}), nil
 }
 
 // QueryRow runs a query that returns one row.
@@ -343,7 +376,7 @@ func (x *handlerTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.R
 	if err := x.enter(ctx, sql); err != nil {
 		return errRow{err}
 	}
-	return &txRow{row: x.conn().QueryRow(ctx, sql, args...), tx: x}
+	return keep(x, &txRow{row: x.conn().QueryRow(ctx, sql, args...), tx: x})
 }
 
 // SendBatch runs several statements.
@@ -356,7 +389,7 @@ func (x *handlerTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResult
 	if err := x.enter(ctx, ""); err != nil {
 		return errBatch{err}
 	}
-	return &txBatch{BatchResults: x.conn().SendBatch(ctx, b), tx: x}
+	return keep(x, &txBatch{BatchResults: x.conn().SendBatch(ctx, b), tx: x})
 }
 
 // CopyFrom copies rows to a table.
@@ -410,10 +443,12 @@ type txRows struct {
 	closed bool
 }
 
+func (r *txRows) finish() { r.Rows.Close() }
+
 func (r *txRows) done() {
 	if !r.closed {
 		r.closed = true
-		r.tx.exit()
+		r.tx.closeResult(r)
 		_ = r.tx.seen(r.Rows.Err())
 	}
 }
@@ -448,12 +483,14 @@ type txRow struct {
 	read bool
 }
 
+func (r *txRow) finish() { _ = r.row.Scan() }
+
 // Scan reads the row.
 func (r *txRow) Scan(dest ...any) error {
 	err := r.row.Scan(dest...)
 	if !r.read {
 		r.read = true
-		r.tx.exit()
+		r.tx.closeResult(r)
 	}
 	return r.tx.seen(err)
 }
@@ -464,12 +501,14 @@ type txBatch struct {
 	closed bool
 }
 
+func (b *txBatch) finish() { _ = closeBatch(b.BatchResults) }
+
 // Close closes the results.
 func (b *txBatch) Close() error {
-	err := b.BatchResults.Close()
+	err := closeBatch(b.BatchResults)
 	if !b.closed {
 		b.closed = true
-		b.tx.exit()
+		b.tx.closeResult(b)
 	}
 	return b.tx.seen(err)
 }
