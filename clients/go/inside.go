@@ -394,7 +394,7 @@ func (q *consumer) commit(s *session, own *slot, done []doneJob, claim bool) (ne
 	answers := s.batch(q.run.over, &b)
 	claims, err := readCommit(answers, more)
 	if err != nil {
-		_ = closeBatch(answers)
+		_ = answers.Close()
 		switch {
 		case hasState(err, "IQ006"): // while the job was locked, only its handler can have ended it
 			return nil, fmt.Errorf("the handler has ended its own job; let the worker end it, or use HandleOutside: %v", err)
@@ -412,7 +412,7 @@ func (q *consumer) commit(s *session, own *slot, done []doneJob, claim bool) (ne
 			err = answers.QueryRow().Scan(&held)
 		}
 	}
-	if closed := closeBatch(answers); err == nil {
+	if closed := answers.Close(); err == nil {
 		err = closed
 	}
 	switch {

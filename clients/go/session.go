@@ -87,16 +87,25 @@ func (s *session) exec(ctx context.Context, sql string, args ...any) error {
 	return err
 }
 
-// batch sends several statements in one message.
-func (s *session) batch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	return s.conn.SendBatch(ctx, b)
+// batch sends several statements in one message.  If ctx ends before the results are closed, so does the session.
+func (s *session) batch(ctx context.Context, b *pgx.Batch) *batchResults {
+	// The driver would leave a goroutine behind if the session is lost.
+	stop := context.AfterFunc(ctx, s.kill)
+	return &batchResults{s.conn.SendBatch(context.WithoutCancel(ctx), b), stop}
 }
 
-// closeBatch closes results.  If reading a row has failed, pgx frees the connection only at the second call.
-func closeBatch(results pgx.BatchResults) error {
-	err := results.Close()
+// batchResults are the results of a batch.
+type batchResults struct {
+	pgx.BatchResults
+	stop func() bool
+}
+
+// Close closes the results.  If reading a row has failed, the driver frees the connection only at the second call.
+func (b *batchResults) Close() error {
+	defer b.stop()
+	err := b.BatchResults.Close()
 	if err != nil {
-		_ = results.Close()
+		_ = b.BatchResults.Close()
 	}
 	return err
 }

@@ -94,7 +94,7 @@ func (t *sharedTx) begin(ctx context.Context) error {
 	for _, a := range t.jobs {
 		b.Queue(assertCurrentSQL, a.header.ID, a.header.Token)
 	}
-	err := typed(closeBatch(t.session.batch(ctx, &b)))
+	err := typed(t.session.batch(ctx, &b).Close())
 
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -389,7 +389,7 @@ func (x *handlerTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResult
 	if err := x.enter(ctx, ""); err != nil {
 		return errBatch{err}
 	}
-	return keep(x, &txBatch{BatchResults: x.conn().SendBatch(ctx, b), tx: x})
+	return keep(x, &txBatch{BatchResults: x.handling.shared.session.batch(ctx, b), tx: x})
 }
 
 // CopyFrom copies rows to a table.
@@ -501,11 +501,11 @@ type txBatch struct {
 	closed bool
 }
 
-func (b *txBatch) finish() { _ = closeBatch(b.BatchResults) }
+func (b *txBatch) finish() { _ = b.BatchResults.Close() }
 
 // Close closes the results.
 func (b *txBatch) Close() error {
-	err := closeBatch(b.BatchResults)
+	err := b.BatchResults.Close()
 	if !b.closed {
 		b.closed = true
 		b.tx.closeResult(b)
