@@ -65,7 +65,7 @@ func TestSessionsAreTerminated(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := setUp(t, "lease => '2 s', retry_base => '10 ms', max_attempts => 1000")
-			const jobs = 1000
+			const jobs = 500
 			f.enqueueMany(jobs)
 			w := f.worker(idemq.WorkerOptions{})
 			q := idemq.Queue[any, any]{Name: f.queue}
@@ -84,7 +84,7 @@ func TestSessionsAreTerminated(t *testing.T) {
 				}, &c.o)
 			}
 			run := f.running(w)
-			f.terminate(40)
+			f.terminate(15)
 			if n := value[int](f, "SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id($1) AND status = 'completed'", f.queue); n == jobs {
 				t.Log("the last sessions were terminated after the last job")
 			}
@@ -129,7 +129,7 @@ func TestAnswerToCommitIsLost(t *testing.T) {
 		for name, o := range map[string]*idemq.HandlerOptions{"one": nil, "batch": {Batch: 5}} {
 			t.Run(fmt.Sprintf("%s before=%v", name, before), func(t *testing.T) {
 				for _, at := range []string{"COMMIT", "idemq.assert_current", "idemq.claim(", "INSERT INTO effects"} {
-					f := setUp(t, "max_attempts => 1")
+					f := setUp(t, "max_attempts => 10, retry_base => '10 ms'")
 					f.enqueueMany(20)
 					config := f.config()
 					config.DefaultQueryExecMode = pgx.QueryExecModeExec // so that the text is in each message
@@ -182,53 +182,32 @@ func TestWorkerProcess(t *testing.T) {
 
 func TestKilled(t *testing.T) {
 	f := setUp(t, "lease => '10 s', retry_base => '1 ms', max_attempts => 1000")
-	const jobs = 1000
+	const jobs, kills = 500, 8
 	f.enqueueMany(jobs)
-	var mu sync.Mutex
-	stopping := false
-	var wg sync.WaitGroup
-	kills := new(atomic.Int64)
-	for range 2 {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			for {
-				mu.Lock()
-				end := stopping
-				mu.Unlock()
-				if end {
-					return
-				}
-				own := exec.Command(os.Args[0], "-test.run=^TestWorkerProcess$")
-				own.Env = append(os.Environ(), "IDEMQ_TEST_QUEUE="+f.queue)
-				var out bytes.Buffer
-				own.Stdout, own.Stderr = &out, &out
-				if err := own.Start(); err != nil {
-					t.Error(err)
-					return
-				}
-				done := make(chan error, 1)
-				go func() { done <- own.Wait() }()
-				select {
-				case <-done:
-					t.Errorf("the worker has ended:\n%s", tail(out.String()))
-					return
-				case <-time.After(150*time.Millisecond + time.Duration(rand.Int63n(int64(300*time.Millisecond)))):
-				}
-				_ = own.Process.Kill()
-				<-done
-				kills.Add(1)
-			}
-		}()
+	start := func() *exec.Cmd {
+		own := exec.Command(os.Args[0], "-test.run=^TestWorkerProcess$")
+		own.Env = append(os.Environ(), "IDEMQ_TEST_QUEUE="+f.queue)
+		if err := own.Start(); err != nil {
+			t.Fatal(err)
+		}
+		return own
+	}
+	kill := func(own *exec.Cmd) {
+		_ = own.Process.Kill()
+		if err := own.Wait(); err == nil || !strings.Contains(err.Error(), "killed") {
+			t.Errorf("a worker has ended: %v", err)
+		}
+	}
+	workers := []*exec.Cmd{start(), start()}
+	for n := range kills {
+		f.until("SELECT count(*) > $2 FROM effects WHERE queue = $1", f.queue, n*30)
+		time.Sleep(time.Duration(rand.Int63n(int64(20 * time.Millisecond))))
+		kill(workers[n%2])
+		workers[n%2] = start()
 	}
 	f.done(jobs)
-	mu.Lock()
-	stopping = true
-	mu.Unlock()
-	wg.Wait()
-	if kills.Load() < 3 {
-		t.Errorf("%d kills", kills.Load())
-	}
+	kill(workers[0])
+	kill(workers[1])
 	f.accounts(jobs)
 }
 
