@@ -209,6 +209,7 @@ func TestSteps(t *testing.T) {
 				case "panic":
 					panic("oh")
 				case "refused":
+					mode.Store("")
 					return answer{}, idemq.Refused(errors.New("no money"))
 				}
 				return answer{fmt.Sprint("call ", n)}, nil
@@ -261,7 +262,6 @@ func TestSteps(t *testing.T) {
 		}
 		mode.Store("refused")
 		calls.Store(0)
-		time.AfterFunc(200*time.Millisecond, func() { mode.Store("") })
 		if got, err := run(); !strings.HasPrefix(got, "call ") || err != nil || calls.Load() < 2 {
 			t.Errorf("a refused call: %s %v, %d calls", got, err, calls.Load())
 		}
@@ -317,7 +317,7 @@ func TestCheckpoints(t *testing.T) {
 	state := func(j *idemq.Job[any]) {
 		var s string
 		found, err := j.State(&s)
-		seen = append(seen, fmt.Sprint(found, s, err))
+		seen = append(seen, fmt.Sprintf("%v %q %v", found, s, err))
 	}
 	outcomes := f.drain(func(ctx context.Context, tx pgx.Tx, j *idemq.Job[any]) (any, error) {
 		state(j)
@@ -338,7 +338,7 @@ func TestCheckpoints(t *testing.T) {
 		return nil, nil
 	}, nil)
 	f.outcomes(outcomes, idemq.Outcomes{idemq.OutcomeCommitted: 1, idemq.OutcomeRetrying: 1})
-	if got := strings.Join(seen, "; "); got != "false <nil>; truea<nil>; trueundone<nil>; truea<nil>" {
+	if got := strings.Join(seen, "; "); got != `false "" <nil>; true "a" <nil>; true "undone" <nil>; true "a" <nil>` {
 		t.Error(got)
 	}
 	if got := value[string](f, "SELECT checkpoint::text FROM idemq.jobs WHERE id = $1", id); got != `"b"` {
