@@ -66,9 +66,9 @@ func TestEnqueue(t *testing.T) {
 			if err != nil {
 				t.Fatal(name, err)
 			}
-			got := fmt.Sprint(j.Queue == f.queue, j.Kind, j.GroupKey, j.Priority, j.MaxAttempts, string(j.Headers["trace"]), string(j.Payload), j.ReadyAt.Equal(at), time.Since(j.EnqueuedAt) < time.Minute, j.ClaimedAt.IsZero())
-			if got != `true k g 0 3 "x" {"n": 1} true true true` && got != `true k g 0 3 "x" {"n": 1} false true true` {
-				t.Error(name, what, got, j.ReadyAt)
+			got := fmt.Sprintf("%v %s %s %d %d %s %s %v %v", j.Queue == f.queue, j.Kind, j.GroupKey, j.Priority, j.MaxAttempts, j.Headers["trace"], j.Payload, time.Since(j.EnqueuedAt) < time.Minute, j.ClaimedAt.IsZero())
+			if got != `true k g 0 3 "x" {"n": 1} true true` {
+				t.Error(name, what, got)
 			}
 			if run := value[time.Time](f, "SELECT run_at FROM idemq.jobs WHERE id = $1", added.ID); !run.Equal(at) {
 				t.Error(name, what, run)
@@ -137,7 +137,7 @@ func TestPlainFunctions(t *testing.T) {
 				t.Errorf("%s: %s: %v", name, what, of)
 			}
 		}
-		queue := strings.ReplaceAll(f.queue+"_"+name, " ", "_")
+		queue := strings.NewReplacer(" ", "_", "/", "_").Replace(f.queue + "_" + name)
 		lease, most, factor := 20*time.Second, 7, 1.5
 		ensured, err := idemq.EnsureQueue(ctx, db, queue, &idemq.QueueSettings{Lease: &lease, MaxRunning: &most, RetryFactor: &factor})
 		check("EnsureQueue", err == nil && ensured.Outcome == "created", ensured, err)
@@ -198,7 +198,7 @@ func TestPlainFunctions(t *testing.T) {
 		flow, err := idemq.GetFlow(ctx, db, placed["b"].ID, 0)
 		check("GetFlow", err == nil && flow.Jobs == 3 && flow.BegunAt.IsZero() && flow.ETA == nil && len(flow.Roots) == 2, flow, err)
 		f.exec("SELECT idemq.ensure_topic('go')")
-		f.exec("SELECT idemq.bind_topic($1, 'go.*')", queue)
+		f.exec("SELECT idemq.bind_topic('go.*', $1)", queue)
 		published, err := idemq.Publish(ctx, db, "go.x", 1, "key", &idemq.MessageOptions{Priority: &most})
 		check("Publish", err == nil && len(published) >= 1, published, err)
 	})
