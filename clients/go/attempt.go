@@ -33,7 +33,6 @@ type attempt struct {
 	limitName   string
 	notice      time.Duration
 	claimedAt   time.Time
-	session     *session // to which the lease is attached
 	outsideLink *link
 
 	mu        sync.Mutex

@@ -168,13 +168,23 @@ func Pause(ctx context.Context, db DB, queue string, o *PauseOptions) error {
 	if o == nil {
 		o = new(PauseOptions)
 	}
-	_, err := query[bool](ctx, db, `SELECT idemq.pause($1::text, until => $2::text::timestamptz, group_key => $3::text) IS NULL`, queue, givenTime(o.Until), given(o.GroupKey))
+	var err error
+	if o.GroupKey == "" {
+		_, err = query[bool](ctx, db, `SELECT idemq.pause($1::text, until => $2::text::timestamptz) IS NULL`, queue, givenTime(o.Until))
+	} else {
+		_, err = query[bool](ctx, db, `SELECT idemq.pause($1::text, until => $2::text::timestamptz, group_key => $3::text) IS NULL`, queue, givenTime(o.Until), o.GroupKey)
+	}
 	return err
 }
 
 // Resume ends the pause of a queue or, if groupKey is not empty, of one group.
 func Resume(ctx context.Context, db DB, queue, groupKey string) error {
-	_, err := query[bool](ctx, db, `SELECT idemq.resume($1::text, group_key => $2::text) IS NULL`, queue, given(groupKey))
+	var err error
+	if groupKey == "" {
+		_, err = query[bool](ctx, db, `SELECT idemq.resume($1::text) IS NULL`, queue)
+	} else {
+		_, err = query[bool](ctx, db, `SELECT idemq.resume($1::text, group_key => $2::text) IS NULL`, queue, groupKey)
+	}
 	return err
 }
 
@@ -240,10 +250,16 @@ type Result[R any] struct {
 const resultsSQL = `SELECT coalesce(pg_catalog.json_agg(pg_catalog.json_build_object('status', r.status, 'result', r.result) ORDER BY i.n), '[]')::text
   FROM pg_catalog.unnest($1::text::bigint[]) WITH ORDINALITY AS i (id, n), LATERAL idemq.result(i.id) AS r`
 
+// ignored is a column that is not read, whatever its type.
+type ignored struct{}
+
+// Scan does nothing.
+func (*ignored) Scan(any) error { return nil }
+
 // WaitResults waits until all these jobs are finished, or until timeout has passed, and returns them in the order of the ids.  db must not be
 // in a transaction.
 func WaitResults[R any](ctx context.Context, db DB, ids []int64, timeout time.Duration) ([]Result[R], error) {
-	var statuses, results any
+	var statuses, results ignored
 	if err := db.QueryRow(ctx, `CALL idemq.wait_results($1::text::bigint[], $2::text::interval)`, numbers(ids), interval(timeout)).Scan(&statuses, &results); err != nil {
 		return nil, typed(err)
 	}

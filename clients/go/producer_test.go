@@ -67,7 +67,8 @@ func TestEnqueue(t *testing.T) {
 				t.Fatal(name, err)
 			}
 			got := fmt.Sprintf("%v %s %s %d %d %s %s %v %v", j.Queue == f.queue, j.Kind, j.GroupKey, j.Priority, j.MaxAttempts, j.Headers["trace"], j.Payload, time.Since(j.EnqueuedAt) < time.Minute, j.ClaimedAt.IsZero())
-			if got != `true k g 0 3 "x" {"n": 1} true true` {
+			// A blocked job enters its group when it is no longer blocked.
+			if got != `true k  0 3 "x" {"n": 1} true true` {
 				t.Error(name, what, got)
 			}
 			if run := value[time.Time](f, "SELECT run_at FROM idemq.jobs WHERE id = $1", added.ID); !run.Equal(at) {
