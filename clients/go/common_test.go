@@ -60,7 +60,14 @@ func (l *lockedBuffer) String() string {
 func setUp(t testing.TB, settings string) *fixture {
 	t.Helper()
 	goroutines := runtime.NumGoroutine()
-	pool, err := pgxpool.New(context.Background(), dsn())
+	config, err := pgxpool.ParseConfig(dsn())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if os.Getenv("IDEMQ_TEST_POOLED") != "" { // a worker notices a pooler by itself
+		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	}
+	pool, err := pgxpool.NewWithConfig(context.Background(), config)
 	if err != nil {
 		t.Fatal(err)
 	}
