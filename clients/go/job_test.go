@@ -206,7 +206,7 @@ func TestSteps(t *testing.T) {
 					return answer{}, fmt.Errorf("deadline %v", deadline)
 				}
 				switch mode.Load() {
-				case "panic":
+				case "panic", "panic, then slow":
 					panic("oh")
 				case "refused":
 					mode.Store("")
@@ -215,6 +215,11 @@ func TestSteps(t *testing.T) {
 				return answer{fmt.Sprint("call ", n)}, nil
 			}, &idemq.StepOptions[answer]{Request: request{7}, CallTimeout: 50 * time.Millisecond, Ask: func(ctx context.Context, c idemq.StepCall) (answer, bool, error) {
 				asks.Add(1)
+				if mode.Load() == "slow" { // until the time for the call is over
+					mode.Store("asked")
+					time.Sleep(100 * time.Millisecond)
+					return answer{}, false, nil
+				}
 				return answer{"asked"}, mode.Load() == "asked" && c.Key != "" && !c.BegunAt.IsZero(), nil
 			}})
 			return got.ID, err
@@ -231,8 +236,8 @@ func TestSteps(t *testing.T) {
 				if err == nil && first.Swap(false) {
 					return again
 				}
-				if v := mode.Load(); v == "panic" && err != nil && strings.Contains(err.Error(), "panic") {
-					mode.Store("asked")
+				if v := mode.Load(); (v == "panic" || v == "panic, then slow") && err != nil && strings.Contains(err.Error(), "panic") {
+					mode.Store(map[any]string{"panic": "asked", "panic, then slow": "slow"}[v])
 				}
 				return err
 			}
@@ -259,6 +264,11 @@ func TestSteps(t *testing.T) {
 		mode.Store("panic")
 		if got, err := run(); got != "asked" || err != nil || asks.Load() == 0 {
 			t.Errorf("an unknown answer: %s %v", got, err)
+		}
+		mode.Store("panic, then slow")
+		calls.Store(0)
+		if got, err := run(); got != "asked" || err != nil || calls.Load() != 1 {
+			t.Errorf("no call after its time: %s %v, %d calls", got, err, calls.Load())
 		}
 		mode.Store("refused")
 		calls.Store(0)

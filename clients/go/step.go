@@ -130,6 +130,10 @@ func (s *step) run(ctx context.Context, askFirst func(context.Context, StepCall)
 	}
 	limited, cancel := context.WithDeadlineCause(ctx, asked.Add(s.limit), fmt.Errorf("step %s: no response within %s: %w", s.name, s.limit, context.DeadlineExceeded))
 	defer cancel()
+	// Another attempt may already have asked whether the call was made.
+	if !time.Now().Before(asked.Add(s.limit)) {
+		return nil, nil, fmt.Errorf("step %s: the time for the call was over before the call, so it was not made", s.name)
+	}
 	answer, _, err := guarded(func() (any, bool, error) {
 		answer, err := call(limited, StepCall{Key: deref(b.effectKey), Request: json.RawMessage(s.request)})
 		return answer, true, err

@@ -45,6 +45,8 @@ export async function step(job, run, name, call, options, warn, redact, codec) {
       if (found !== undefined) return await finish(found);
     }
     const until = asked + 1000 * callTimeout;
+    // Another attempt may already have asked whether the call was made.
+    if (Date.now() >= until) throw new Error(`step ${name}: the time for the call was over before the call, so it was not made`);
     calling = true;
     return await finish(await limited(until, (signal) => call({ key: begun.effect_key, request, signal, until: new Date(until) })));
   } catch (error) {

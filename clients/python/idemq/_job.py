@@ -77,6 +77,12 @@ class StepCall(NamedTuple):
         return max((self.until - datetime.now(timezone.utc)).total_seconds(), 0.001)
 
 
+def _in_time(name: str, step: StepCall) -> None:
+    """Raises if the time of a step's call is over.  The call is not made then, because another attempt may already have asked whether it was."""
+    if datetime.now(timezone.utc) >= step.until:
+        raise TimeoutError(f"step {name}: the time for the call was over before the call, so it was not made")
+
+
 class Event(NamedTuple):
     """Result of await_event."""
 
@@ -442,6 +448,7 @@ class Job(BaseJob, Generic[P]):
                 response = finished_result(ask(step))
             if response is None:
                 definite = (Refused, Dead)
+                _in_time(name, step)
                 response = finished_result(call(step._replace(request=request, begun_at=None)))
         except definite as error:
             run.from_thread(self._refuse_step(name, error))
@@ -578,6 +585,7 @@ class AsyncJob(BaseJob, Generic[P]):
                 response = await self._answer(ask, step)
             if response is None:
                 definite = (Refused, Dead)
+                _in_time(name, step)
                 response = await self._answer(call, step._replace(request=request, begun_at=None))
         except definite as error:
             await _despite_cancel(self._refuse_step(name, error))
