@@ -47,6 +47,7 @@ class WorkerReports(Client):
             for watched in asyncio.get_running_loop()._selector.get_map().values():
                 os.fstat(watched.fd)  # it is open
             self.assertFalse(link.usable)
+            self.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(600)'")
 
         with self.assertLogs("idemq") as logs:
             asyncio.run(run())
