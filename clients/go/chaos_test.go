@@ -47,7 +47,10 @@ func (f *fixture) done(n int) {
 
 // terminate ends sessions of the workers at random, this many times.
 func (f *fixture) terminate(times int) {
-	for killed := 0; killed < times; {
+	for killed, end := 0, time.Now().Add(60*time.Second); killed < times; {
+		if time.Now().After(end) {
+			f.Fatal("there are no sessions to terminate")
+		}
 		time.Sleep(time.Duration(rand.Int63n(int64(80 * time.Millisecond))))
 		killed += value[int](f, "SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity WHERE application_name = 'idemq ' || $1 ORDER BY random() LIMIT 1) AS s", f.queue)
 	}

@@ -29,7 +29,8 @@ func (r *run) watchSilence() {
 		sleep(r.over, limit/2)
 		var silent []*session
 		for _, s := range r.main.all() {
-			if s != r.control.current.Load() && s.socket.silentFor() >= limit {
+			// The waits of the waiter have a limit, and so have the statements of control.
+			if s != r.control.current.Load() && s != r.waiter.current.Load() && s.socket.silentFor() >= limit {
 				silent = append(silent, s)
 			}
 		}
@@ -38,9 +39,6 @@ func (r *run) watchSilence() {
 		}
 		working := r.working(silent)
 		for _, s := range silent {
-			if s == r.waiter.current.Load() {
-				continue // its waits have a limit
-			}
 			awaited := s.socket.silentFor()
 			switch {
 			case !s.direct:
