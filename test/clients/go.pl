@@ -3,7 +3,7 @@
 # expects in log: terminating connection due to administrator command
 # slow: fetches Go modules; kills, leases and pauses in real time
 # takes long
-# at least 8 assertions
+# at least 9 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -64,6 +64,19 @@ SKIP: {
 	skip "staticcheck cannot be fetched: $out", 1 if $status;
 	($status, $out) = go("$tmp/bin/staticcheck", './...');
 	is($status . $out, '0', 'staticcheck');
+}
+# The programs of the manual.
+{
+	my $page = slurp_file("$ENV{IDEMQ_SOURCE}/doc/usage/go.md");
+	my $n = 0;
+	while ($page =~ /^```go\n(.*?)^```/gms)
+	{
+		mkdir "$client/manual" . ++$n;
+		append_to_file("$client/manual$n/program.go", $1);
+	}
+	($status, $out) = go('go', 'vet', './manual1', './manual2');
+	is($status . $out, '0', 'the programs of the manual compile');
+	system('rm', '-rf', "$client/manual1", "$client/manual2");
 }
 passes(30, 'go test -race');
 is_sql($node, "SELECT count(*) FROM idemq.check() AS c WHERE c::text NOT LIKE '%steps.unknown%'", 0, 'every invariant holds');
