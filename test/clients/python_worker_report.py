@@ -47,6 +47,9 @@ class WorkerReports(Client):
             for watched in asyncio.get_running_loop()._selector.get_map().values():
                 os.fstat(watched.fd)  # it is open
             self.assertFalse(link.usable)
+            # The answer of a step that is still under way is stored over a connection that is closed again.
+            self.assertEqual(await link.ask("SELECT 1"), [(1,)])
+            self.assertIsNone(link.conn)
             self.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(600)'")
 
         with self.assertLogs("idemq") as logs:

@@ -416,6 +416,8 @@ class Link(Generic[Conn]):
             finally:
                 self._asking, self._statement = False, None
                 asking.add_done_callback(_retrieved)
+                if self._ended and self.conn is not None:
+                    await self.drop()
 
     def _log_lost(self, error: Optional[BaseException]) -> None:
         now = time.monotonic()
