@@ -271,6 +271,7 @@ class Link(Generic[Conn]):
         self._statement: Optional["asyncio.Future[Any]"] = None
         """The statement that is running in the event loop."""
         self._ended = False
+        """Whether the worker has ended.  A step that is still under way connects again to store its answer."""
         self.in_use = False
         """Whether a thread is using the connection without ask()."""
         self.answer_timeout: Optional[float] = None
@@ -395,8 +396,6 @@ class Link(Generic[Conn]):
 
     async def _on_connection(self, question: Callable[[Conn], Coroutine[Any, Any, T]], timeout: Optional[float] = None) -> T:
         async with self._ask_lock:
-            if self._ended:
-                raise AnswerLost("the worker has ended")
             conn = await self.ready()
             self._asking = True
             # A separate task, which ends with its connection: since 3.2, psycopg reacts to a cancellation by sending a cancel request
@@ -421,6 +420,8 @@ class Link(Generic[Conn]):
             finally:
                 self._asking, self._statement = False, None
                 asking.add_done_callback(_retrieved)
+                if self._ended and self.conn is not None:
+                    await self.drop()
 
     def _log_lost(self, error: Optional[BaseException]) -> None:
         now = time.monotonic()
@@ -451,7 +452,7 @@ class Link(Generic[Conn]):
             await self._close(conn)
 
     async def end(self) -> None:
-        """Closes the connection for good, even if the server does not answer.
+        """Closes the connection at the end of the worker, even if the server does not answer.
 
         A statement that is running ends first.  If its connection were closed under it, its task would never end, and the event loop would
         keep the number of the closed socket: a connection of the application that gets this number would never hear from its server.
