@@ -282,8 +282,8 @@ class Link(Generic[Conn]):
         self._needs_idemq = needs_idemq
         self.limits_locks = False
         """Whether no statement may wait for a lock for longer than LOCK_TIMEOUT, because other statements wait for the link."""
-        self.ended = False
-        """Whether the run has ended, so that statements that still wait for a connection open none."""
+        self.closing = False
+        """Whether the worker is closing its connections, so that statements that wait for a connection open none."""
         self.worker = ""
         """Identifies the worker's process in its sessions; empty if this is not the link of a worker."""
         self._ask_lock = asyncio.Lock()
@@ -357,7 +357,7 @@ class Link(Generic[Conn]):
             if self.conn is not None and self._connected_to != self.address.dsn and not self._asking:
                 await self.drop()
             while self.conn is None or self.conn.closed:
-                if self.ended:
+                if self.closing:
                     raise psycopg.OperationalError("the worker has ended")
                 await self._open()
             return self.conn
@@ -462,6 +462,7 @@ class Link(Generic[Conn]):
             sever(self.conn)
             await asyncio.wait({self._statement}, timeout=_END_STATEMENT_TIMEOUT)
         await self.drop(in_use=self.in_use)
+        self.closing = False
 
     async def _close(self, conn: Conn) -> None:
         raise NotImplementedError

@@ -362,7 +362,7 @@ class Run:
         """Ends all remaining tasks and connections, even if the server does not answer."""
         shared = self.shared
         for link in shared.links:
-            link.ended = True
+            link.closing = True
         if shared.leased:
             log.error("%s: %d jobs wait until their leases expire, because the ends of their attempts could not be reported in time", self.options.where, len(shared.leased))
         others = (*self._committing(), *shared.hook_tasks, *(queue.opening for queue in self._each()), shared.silence.task, self._sleeping, self._listening)
