@@ -20,6 +20,14 @@
 
 #define FDS_EACH 3
 
+/* Columns of its own. */
+enum
+{
+	COL_TRACEPARENT = COL_MORE,
+	COL_TRACESTATE,
+	COL_BAGGAGE
+};
+
 static struct program *programs;
 
 static int
@@ -61,6 +69,10 @@ each_start(int slot, const struct task *task)
 		{"IDEMQ_KEY", task_value(task, COL_KEY)},
 		{"IDEMQ_KIND", task_value(task, COL_KIND)},
 		{"IDEMQ_DEADLINE", task->deadline},
+		/* The names that OpenTelemetry has given them. */
+		{"TRACEPARENT", task_value(task, COL_TRACEPARENT)},
+		{"TRACESTATE", task_short_value(task, COL_TRACESTATE, TRACESTATE_MOST)},
+		{"BAGGAGE", task_short_value(task, COL_BAGGAGE, BAGGAGE_MOST)},
 		{NULL, NULL},
 	};
 
@@ -159,7 +171,7 @@ each_end(void)
 const struct executor program_executor = {
 	.noun = "program",
 	.answer = "stdout",
-	.columns = "c.payload",
+	.columns = "c.payload, " TRACE_COLUMNS,
 	.open = each_open,
 	.ready = each_ready,
 	.start = each_start,

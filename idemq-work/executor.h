@@ -10,6 +10,7 @@
 
 #include <libpq-fe.h>
 #include <poll.h>
+#include <string.h>
 
 #include "say.h"
 
@@ -60,6 +61,18 @@ enum column
 	COL_MORE
 };
 
+/*
+ * Columns with the trace context of a job, for programs and endpoints that continue the trace: the
+ * job's headers of these names, unless they would not do as headers of HTTP.  This program emits no
+ * spans of its own.
+ */
+#define TRACE_COLUMNS                                                                                 \
+	"substring(c.headers->>'traceparent' FROM '^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$')" \
+	", substring(c.headers->>'tracestate' FROM '^[ -~]+$')"                                           \
+	", substring(c.headers->>'baggage' FROM '^[ -~]+$')"
+#define TRACESTATE_MOST 512
+#define BAGGAGE_MOST 4096
+
 struct task
 {
 	const PGresult *rows;
@@ -70,6 +83,15 @@ struct task
 
 /* The value of a task's column; NULL for NULL. */
 extern const char *task_value(const struct task *task, int column);
+
+/* A value that is left out if it is too long. */
+static inline const char *
+task_short_value(const struct task *task, int column, size_t most)
+{
+	const char *value = task_value(task, column);
+
+	return value == NULL || strlen(value) > most ? NULL : value;
+}
 
 struct executor
 {

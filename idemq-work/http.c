@@ -53,6 +53,8 @@ enum
 	COL_EFFECT_KEY = COL_MORE,
 	COL_HEADERS,
 	COL_TRACEPARENT,
+	COL_TRACESTATE,
+	COL_BAGGAGE,
 	COL_CHECKPOINT,
 	COL_RETRY_MAX_MS
 };
@@ -448,6 +450,14 @@ add_signature(struct request *request, const struct task *task)
 	free(signature);
 }
 
+/* A header whose value is sent as it is, if there is one. */
+static void
+add_given(struct request *request, const char *name, const char *value)
+{
+	if (value != NULL)
+		add_header(request, "%s: %s", name, value);
+}
+
 static void
 make_headers(struct request *request, const struct task *task)
 {
@@ -468,8 +478,9 @@ make_headers(struct request *request, const struct task *task)
 	add_json(request, "Idemq-Headers", task_value(task, COL_HEADERS), left_out);
 	if (left_out[0] != '\0')
 		add_header(request, "Idemq-Left-Out: %s", left_out);
-	if (task_value(task, COL_TRACEPARENT) != NULL)
-		add_header(request, "traceparent: %s", task_value(task, COL_TRACEPARENT));
+	add_given(request, "traceparent", task_value(task, COL_TRACEPARENT));
+	add_given(request, "tracestate", task_short_value(task, COL_TRACESTATE, TRACESTATE_MOST));
+	add_given(request, "baggage", task_short_value(task, COL_BAGGAGE, BAGGAGE_MOST));
 	if (options.sign_key_file != NULL)
 		add_signature(request, task);
 }
@@ -738,9 +749,7 @@ http_close(void)
 const struct executor http_executor = {
 	.noun = "request",
 	.answer = "the answer",
-	.columns = "c.payload, " EFFECT_KEY ", c.headers,"
-			   " substring(c.headers->>'traceparent'"
-			   " FROM '^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$'), c.checkpoint,"
+	.columns = "c.payload, " EFFECT_KEY ", c.headers, " TRACE_COLUMNS ", c.checkpoint,"
 			   " coalesce((extract(epoch FROM q.retry_max) * 1000)::bigint, 3600000)",
 	.open = http_open,
 	.ready = http_ready,

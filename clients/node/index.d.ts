@@ -56,6 +56,24 @@ type SchemaResult = { readonly value: unknown; readonly issues?: undefined } | {
 /** A validator of a queue's payloads, or validators by kind; '' is for jobs without a kind. Kinds without one are not checked. */
 export type Schemas = Schema | { readonly [kind: string]: Schema };
 
+/**
+ * Encodes the documents of jobs, for example encrypts them: payload, result, checkpoint, the requests and responses of steps, and payloads of events.
+ * Equal documents must become equal bytes with the same key, because the server compares them.
+ */
+export interface Codec {
+  /** Name of the encoding, such as 'aes-gcm'. It is stored with each document. */
+  readonly name: string;
+  /** Names of the keys, the current one first. The others decode what was encoded before a rotation. */
+  readonly keys: readonly string[];
+  encode(data: Uint8Array, key: string): Uint8Array | Promise<Uint8Array>;
+  /** Decodes what encode has returned. Throws if it was changed. */
+  decode(data: Uint8Array, key: string): Uint8Array | Promise<Uint8Array>;
+}
+/** Options of functions that only need a codec. */
+export interface CodecOptions {
+  codec?: Codec;
+}
+
 /** Options that all functions that add jobs have in common. */
 export interface MessageOptions {
   delay?: Interval | null;
@@ -86,6 +104,8 @@ export interface EnqueueOptions extends MessageOptions {
   onParentFailure?: 'cancel' | 'wait' | 'run';
   /** Checks the payload before anything is sent. A payload that does not fit throws a TypeError with the path of the field. */
   schema?: Schemas;
+  /** Encodes the payload, and decodes the result of a duplicate. */
+  codec?: Codec;
 }
 
 export interface Enqueued<Result = unknown> {
@@ -109,7 +129,7 @@ export function enqueue<Q extends string, K extends KindName<Q> = '' & KindName<
 /** How a statement writes its parameters: `$1`, `?`, `:name`, or as the arguments of a template tag. */
 export type StatementStyle = '$1' | '?' | ':name' | 'template';
 
-export interface EnqueueStatementOptions<S extends StatementStyle = StatementStyle> extends EnqueueOptions {
+export interface EnqueueStatementOptions<S extends StatementStyle = StatementStyle> extends Omit<EnqueueOptions, 'codec'> {
   /** Default: '$1'. */
   style?: S;
 }
@@ -139,7 +159,7 @@ type NewJobOf<Q> = [Kinds<Q>] extends [never] ? NewJob<PayloadOf<Q>>
   : { [K in keyof Kinds<Q>]: NewJob<PayloadOf<Q, K>> & (K extends '' ? { kind?: null } : { kind: K }) }[keyof Kinds<Q>];
 
 /** Options for all jobs of enqueueMany. */
-export type EnqueueManyOptions = Pick<EnqueueOptions, 'onDuplicate' | 'nowait' | 'maxWait' | 'dependsOn' | 'onParentFailure' | 'schema'>;
+export type EnqueueManyOptions = Pick<EnqueueOptions, 'onDuplicate' | 'nowait' | 'maxWait' | 'dependsOn' | 'onParentFailure' | 'schema' | 'codec'>;
 
 /** Adds many jobs to a queue in one statement, and returns what enqueue would return for each, in the order of jobs. */
 export function enqueueMany<Q extends string>(
@@ -147,7 +167,7 @@ export function enqueueMany<Q extends string>(
 ): Promise<Enqueued<ResultOf<Q>>[]>;
 
 /** A job of a graph. */
-export interface GraphJob<Payload = unknown> extends Omit<EnqueueOptions, 'nowait' | 'dependsOn' | 'schema'> {
+export interface GraphJob<Payload = unknown> extends Omit<EnqueueOptions, 'nowait' | 'dependsOn' | 'schema' | 'codec'> {
   queue: string;
   payload: Payload;
   /** Names in the graph, and existing jobs as enqueue returns them. */
@@ -156,7 +176,7 @@ export interface GraphJob<Payload = unknown> extends Omit<EnqueueOptions, 'nowai
 
 /** Adds jobs that depend on each other, all or none. In dependsOn, a job names the jobs that must finish first. A cycle throws SQLSTATE 22023. */
 export function enqueueGraph<Name extends string>(
-  client: Queryable, jobs: { readonly [name in Name]: GraphJob },
+  client: Queryable, jobs: { readonly [name in Name]: GraphJob }, options?: CodecOptions,
 ): Promise<{ [name in Name]: { id: string; outcome: 'accepted' | 'duplicate' | 'rerun'; status: Status } }>;
 
 /**
@@ -164,12 +184,12 @@ export function enqueueGraph<Name extends string>(
  * producer's last one is a duplicate. Do not use it for the ids of an outbox table, because transactions commit in another order.
  */
 export function enqueueSequenced<Payload = unknown, Result = unknown>(
-  client: Queryable, queue: string, producer: string, seq: number | bigint | string, payload: Payload, options?: MessageOptions,
+  client: Queryable, queue: string, producer: string, seq: number | bigint | string, payload: Payload, options?: MessageOptions & CodecOptions,
 ): Promise<Enqueued<Result>>;
 
 /** Adds a job to each queue that is bound to a topic, and returns these jobs. The array is empty if no queue is bound. */
 export function publish<Payload = unknown>(
-  client: Queryable, topic: string, payload: Payload, options?: MessageOptions & { key?: string | number | bigint | null },
+  client: Queryable, topic: string, payload: Payload, options?: MessageOptions & CodecOptions & { key?: string | number | bigint | null },
 ): Promise<{ queue: string; id: string; outcome: 'accepted' | 'duplicate' }[]>;
 
 /**
@@ -177,7 +197,7 @@ export function publish<Payload = unknown>(
  * duplicate, the first payload counts: samePayload tells whether yours equals it. firstPayload is null for a role that may only enqueue.
  */
 export function sendEvent<Payload = Json>(
-  client: Queryable, queue: string, name: string, payload?: Payload,
+  client: Queryable, queue: string, name: string, payload?: Payload, options?: CodecOptions,
 ): Promise<{ outcome: 'accepted' | 'duplicate'; firstPayload: Payload | null; samePayload: boolean }>;
 
 /** Progress of a graph or a fan-out. */
@@ -251,6 +271,8 @@ export function resume(client: Queryable, queue: string): Promise<void>;
 export interface ScheduleOptions extends Pick<MessageOptions, 'priority' | 'groupKey' | 'maxAttempts' | 'headers' | 'expiresIn' | 'kind'> {
   /** Time zone of the cron expression. Default: UTC. */
   timeZone?: string | null;
+  /** Encodes the payload. */
+  codec?: Codec;
 }
 
 /**
@@ -304,10 +326,10 @@ export interface JobInfo<Payload = unknown, Result = unknown> {
 }
 
 /** Returns a job, or null if there is none or you may not see it. */
-export function job<Payload = unknown, Result = unknown>(client: Queryable, id: string): Promise<JobInfo<Payload, Result> | null>;
+export function job<Payload = unknown, Result = unknown>(client: Queryable, id: string, options?: CodecOptions): Promise<JobInfo<Payload, Result> | null>;
 
 /** Returns the status and result of a job now; waitResults waits until it is finished. Throws NoSuchJob. */
-export function result<Result = unknown>(client: Queryable, id: string): Promise<{ status: Status; result: Result | null }>;
+export function result<Result = unknown>(client: Queryable, id: string, options?: CodecOptions): Promise<{ status: Status; result: Result | null }>;
 
 /** Explains in one sentence what a job is waiting for and what to do next. */
 export function why(client: Queryable, id: string): Promise<string>;
@@ -321,6 +343,8 @@ export interface ExpectedJob<Payload = unknown> {
   key?: string | number | bigint | null;
   kind?: string | null;
   times?: number;
+  /** Decodes the payloads. */
+  codec?: Codec;
 }
 
 /** For tests: throws an AssertionError that lists the jobs of the queue unless it has the expected number of such jobs, in any status. */
@@ -391,7 +415,7 @@ export function ensureHandler(client: Queryable, queue: string, functionName: st
 
 /** Sleeps until all these jobs are finished or the timeout (30 s) has passed. The client must not be in a transaction. */
 export function waitResults<Result = unknown>(
-  client: Queryable, ids: string[], timeout?: Interval,
+  client: Queryable, ids: string[], timeout?: Interval, options?: CodecOptions,
 ): Promise<{ status: Status; result: Result | null }[]>;
 
 /** A job has finished. This is a hint: by now, it may have been retried or deleted. */
@@ -449,6 +473,8 @@ export interface Job<Payload = unknown, Kind extends string | null = string | nu
   readonly deadline: Date;
   /** Fires when the handler must stop. Its reason is a Cancelled. Pass it to fetch and similar functions. */
   readonly signal: AbortSignal;
+  /** Writes log lines with queue, id and attempt. captureLogs stores them. */
+  readonly log: JobLog;
   /**
    * Stores data for the next attempt, which finds it in `checkpoint`. With a client, in the transaction of that client. Without one, it is
    * stored at once; a handler of run may do this only before it first uses its client.
@@ -536,6 +562,19 @@ export interface Logger {
   error(text: string): void;
 }
 
+/** The log of a job: the logger of the worker (by default console), with queue, id and attempt in front of each line. Values are formatted as by console.log. */
+export interface JobLog {
+  info(...values: unknown[]): void;
+  warn(...values: unknown[]): void;
+  error(...values: unknown[]): void;
+}
+
+/** Whose logs are stored in idemq.attempts: of no attempt, of attempts that fail, or also of those that complete their jobs. */
+export type CaptureLogs = 'off' | 'failed' | 'all';
+
+/** Returns the job whose handler has called this, directly or through other functions; undefined outside of a handler. Loggers can add it to their lines. */
+export function currentJob(): Job | undefined;
+
 /** A failed attempt. */
 export interface Failure {
   attempt: number;
@@ -575,6 +614,10 @@ export interface OutsideOptions {
   schema?: Schemas;
   /** Classes of errors after which no attempt can succeed: the job is dead at once. Default: none. */
   neverRetry?: readonly (abstract new (...args: any[]) => Error)[];
+  /** Whether to store the last 16 kB of what a handler writes to job.log. Default: that of the worker. */
+  captureLogs?: CaptureLogs;
+  /** Decodes payloads and encodes what is stored about the jobs, to encrypt them for example. */
+  codec?: Codec;
 }
 
 /** Options of one queue whose handlers share a transaction with the completion of their jobs. */
@@ -599,6 +642,10 @@ export interface QueuesWorkerOptions {
   logger?: Logger;
   /** Functions called around each attempt, after a failure, at the start and at the end. Exceptions of failed and stopped are logged. */
   hooks?: Hooks;
+  /** Whether to store the last 16 kB of what a handler writes to job.log, in idemq.attempts. Inside and Outside can have a value of their own. Default: off. */
+  captureLogs?: CaptureLogs;
+  /** Gets each text of a handler (log, error, stack) before it is stored, and returns what may be stored. */
+  redact?: (text: string) => string;
 }
 
 /** Options of a worker for one queue. */

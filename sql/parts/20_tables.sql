@@ -196,7 +196,7 @@ CREATE TABLE idemq.attempts (
 	autovacuum_vacuum_cost_delay = 0,
 	vacuum_truncate = off
 );
-COMMENT ON TABLE idemq.attempts IS 'one row per attempt that did not commit, or that committed a job which then ran again';
+COMMENT ON TABLE idemq.attempts IS 'one row per attempt that did not commit, that committed a job which then ran again, or whose details were stored by idemq.record_details';
 COMMENT ON COLUMN idemq.attempts.job_id IS 'id of the job';
 COMMENT ON COLUMN idemq.attempts.token IS 'token of the attempt';
 COMMENT ON COLUMN idemq.attempts.queue_id IS 'numeric id of the job''s queue when the attempt was made';
@@ -205,8 +205,8 @@ COMMENT ON COLUMN idemq.attempts.worker IS 'name of the worker, as passed to the
 COMMENT ON COLUMN idemq.attempts.claimed_at IS 'when the attempt began';
 COMMENT ON COLUMN idemq.attempts.ended_at IS 'when the attempt ended';
 COMMENT ON COLUMN idemq.attempts.error IS 'error passed to idemq.fail, or the reason why the lease ended';
-COMMENT ON COLUMN idemq.attempts.details IS 'details passed to idemq.fail, for use by programs. For a committed attempt, the column contains its result.';
-COMMENT ON COLUMN idemq.attempts.outcome IS 'how the attempt ended: failed, expired (its lease ended), released, cancelled, or committed (only if the job then ran again)';
+COMMENT ON COLUMN idemq.attempts.details IS 'details passed to idemq.fail or idemq.record_details, for use by programs; the clients store captured logs in details->>''log''. If a completed job has run again, the column contains the result of the attempt that completed it.';
+COMMENT ON COLUMN idemq.attempts.outcome IS 'how the attempt ended: failed, expired (its lease ended), released, cancelled, or committed (only if the job then ran again, or idemq.record_details stored details)';
 
 -- No foreign key to idemq.queues, here and below: a parallel restore fills the tables in
 -- any order.  Triggers of idemq.queues delete what hangs on a queue.

@@ -292,6 +292,11 @@ CREATE FUNCTION idemq.fail_many(
 COMMENT ON FUNCTION idemq.fail_many(bigint[], bigint[], text[], interval, boolean, jsonb[])
 	IS 'End many failed attempts, as idemq.fail does. Returns one row per pair of id and token.';
 
+CREATE FUNCTION idemq.record_details(ids bigint[], tokens bigint[], details jsonb[]) RETURNS bigint
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_record_details';
+COMMENT ON FUNCTION idemq.record_details(bigint[], bigint[], jsonb[])
+	IS 'Store details of attempts that have completed their jobs, as rows of idemq.attempts with the outcome committed. The clients store captured logs in this way, in the transaction that completes the job. Returns the number of rows stored. Skips NULL details, and jobs that are not completed or that have run again.';
+
 CREATE FUNCTION idemq.release(id bigint, token bigint, delay interval DEFAULT NULL)
 	RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_release';

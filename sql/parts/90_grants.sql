@@ -71,7 +71,7 @@ GRANT EXECUTE ON FUNCTION
 	idemq.heartbeat, idemq.heartbeat_many, idemq.validate,
 	idemq.commit, idemq.try_commit, idemq.commit_many, idemq.commit_once,
 	idemq.commit_and_claim, idemq.commit_many_and_claim,
-	idemq.fail, idemq.fail_many, idemq.release, idemq.release_many, idemq.hold_back,
+	idemq.fail, idemq.fail_many, idemq.record_details, idemq.release, idemq.release_many, idemq.hold_back,
 	idemq.checkpoint, idemq.assert_current, idemq.hold_claimed, idemq.reap,
 	idemq.job, idemq.why,
 	idemq.acquire, idemq.cancel_by_key, idemq.queue_id, idemq.job_by_key, idemq.fence

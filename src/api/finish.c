@@ -114,6 +114,24 @@ element(const ArrayArg *array, int n)
 }
 
 /*
+ * Returns the elements of a batch in the order of their ids, so that two batches do not deadlock.  Of
+ * several equal pairs (id, token), it returns only the first.
+ */
+static BatchItem *
+sort_batch(const Batch *batch, int *count)
+{
+	int n = batch->ids.count;
+	BatchItem *items = MemoryContextAllocHuge(CurrentMemoryContext, Max(n, 1) * sizeof(BatchItem));
+
+	for (int i = 0; i < n; i++)
+		items[i] = (BatchItem){DatumGetInt64(batch->ids.values[i]),
+							   DatumGetInt64(batch->tokens.values[i]), i};
+	qsort(items, n, sizeof(BatchItem), compare_items_stably);
+	*count = (int) qunique(items, n, sizeof(BatchItem), compare_items);
+	return items;
+}
+
+/*
  * Ends the attempts of arguments ids and tokens, all in the same way.  Argument 2 contains the
  * results of commit or the errors of fail, argument 5 the details of fail.  Calls add for each
  * different pair of id and token, even for two tokens of one job.  attempt->job is invalid by then.
@@ -131,17 +149,7 @@ finish_batch(FunctionCallInfo fcinfo, Finish *finish, FinishAnswer answer, void 
 	int n;
 
 	read_batch(fcinfo, finish->kind, &batch);
-	/*
-	 * In the order of their ids, so that two batches do not deadlock.  Of several equal pairs (id,
-	 * token), only the first is used.
-	 */
-	n = batch.ids.count;
-	items = MemoryContextAllocHuge(CurrentMemoryContext, Max(n, 1) * sizeof(BatchItem));
-	for (int i = 0; i < n; i++)
-		items[i] = (BatchItem){DatumGetInt64(batch.ids.values[i]),
-							   DatumGetInt64(batch.tokens.values[i]), i};
-	qsort(items, n, sizeof(BatchItem), compare_items_stably);
-	n = (int) qunique(items, n, sizeof(BatchItem), compare_items);
+	items = sort_batch(&batch, &n);
 	item_context =
 		AllocSetContextCreate(CurrentMemoryContext, "idemq batch", ALLOCSET_DEFAULT_SIZES);
 	idemq_jobs_open(&table);
@@ -228,6 +236,62 @@ SQL_FUNCTION(idemq_sql_commit_many)
 	Finish finish = {.kind = FINISH_COMMIT};
 
 	return finish_many(fcinfo, &finish);
+}
+
+/*
+ * Stores details of an attempt that has completed its job, and returns whether it did.  The job is
+ * left alone if it is not completed, or has run again since.
+ */
+static bool
+record_details(JobsTable *table, const BatchItem *item, Jsonb *details)
+{
+	Attempt attempt;
+	const Job *job = &attempt.job;
+	JobChange change = {0};
+
+	idemq_check_document("details", PointerGetDatum(details), 0);
+	for (;;)
+	{
+		if (idemq_attempt_find(table, item->id, item->token, &attempt) !=
+				OUTCOME_ALREADY_COMMITTED ||
+			job->status != JOB_COMPLETED || job->token != item->token)
+			return false;
+		job_set(&change, COL_FLAGS, Int16GetDatum(job->flags | JOB_HISTORY));
+		if (idemq_jobs_update(table, job, &change, JOB_WAITS) == JOB_WRITTEN)
+			break;
+		idemq_jobs_refresh_or_raise(table);
+	}
+	idemq_attempt_history_add_commit(job, details);
+	return true;
+}
+
+/*
+ * record_details(ids, tokens, details) -> number of rows written; 40001, 54000.
+ */
+SQL_FUNCTION(idemq_sql_record_details)
+{
+	Batch batch = {0};
+	BatchItem *items;
+	JobsTable table;
+	int64 stored = 0;
+	int n;
+
+	idemq_arg_attempts(fcinfo, &batch.ids, &batch.tokens);
+	idemq_arg_required(fcinfo, 2, "details");
+	idemq_arg_array_like(fcinfo, 2, "details", JSONBOID, true, batch.ids.count, "ids",
+						 &batch.details);
+	items = sort_batch(&batch, &n);
+	idemq_jobs_open(&table);
+	for (int i = 0; i < n; i++)
+	{
+		Jsonb *details = element(&batch.details, items[i].ord);
+
+		CHECK_FOR_INTERRUPTS();
+		if (details != NULL && record_details(&table, &items[i], details))
+			stored++;
+	}
+	idemq_jobs_close(&table);
+	PG_RETURN_INT64(stored);
 }
 
 /* Reads retry_in and permanent. */

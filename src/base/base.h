@@ -303,8 +303,6 @@ typedef struct RateAnswer
 	bool allowed;
 	int64 remaining;   /* number of calls that would be allowed now */
 	int64 retry_after; /* ns until the same call would be allowed; 0 if it was allowed */
-	int64 before;	   /* RateState.newest before the call, for idemq_rate_undo with a burst */
-	int64 after;	   /* RateState.newest after the call, for idemq_rate_undo */
 } RateAnswer;
 
 /* Returns a RateLimit; period: in microseconds, shortened to a century if it is longer. */
@@ -325,7 +323,6 @@ idemq_rate_retry_after(const RateAnswer *answer)
 extern int64 idemq_rate_unused_at(const RateState *state);
 extern void idemq_rate_use_up(const RateLimit *limit, RateState *state, int64 now, int64 at);
 extern RateAnswer idemq_rate_call(const RateLimit *limit, RateState *state, int64 now, int64 cost);
-extern void idemq_rate_undo(const RateLimit *limit, RateState *state, const RateAnswer *answer);
 extern int64 idemq_rate_window(const RateLimit *limit);
 extern RateAnswer idemq_rate_call_shared(const RateLimit *limit, RateState *state, int64 window,
 										 int64 now, int64 cost);

@@ -120,7 +120,7 @@ idemq_rate_unused_at(const RateState *state)
 {
 	if (state->part <= 0)
 		return state->newest;
-	/* It is empty if calls were only tested (cost 0), or if all calls were undone. */
+	/* It is empty if calls were only tested (cost 0). */
 	return rate_sum(state) == 0 ? 0 : (state->newest + RATE_COUNTS) * state->part;
 }
 
@@ -224,7 +224,6 @@ call_window(const RateLimit *limit, RateState *state, int64 now, int64 cost, Rat
 	{
 		counted += cost;
 		*rate_count(state, state->newest) += (uint32) cost;
-		answer->after = state->newest;
 	}
 	else
 	{
@@ -247,15 +246,13 @@ call_burst(const RateLimit *limit, RateState *state, int64 now, int64 cost, Rate
 	int64 wanted;
 
 	/* If the burst was lowered, the TAT may be too far ahead; at most, the bucket is empty. */
-	answer->before = Min(state->newest, latest);
-	state->newest = answer->before;
+	state->newest = Min(state->newest, latest);
 	wanted = Max(state->newest, now) + rate_increments(limit, cost);
 	answer->allowed = wanted <= latest;
 	if (answer->allowed && cost > 0)
 		state->newest = wanted;
 	else if (!answer->allowed)
 		answer->retry_after = wanted - latest;
-	answer->after = state->newest;
 	answer->remaining = Max(latest - Max(state->newest, now), 0) / rate_increments(limit, 1);
 }
 
@@ -275,24 +272,6 @@ idemq_rate_call(const RateLimit *limit, RateState *state, int64 now, int64 cost)
 	else
 		call_window(limit, state, now, cost, &answer);
 	return answer;
-}
-
-/*
- * Undoes a call of cost 1 that was allowed, but did not take place.  With a burst, does so only if
- * no other call was counted since, because the new TAT depends on the earlier one.
- */
-void
-idemq_rate_undo(const RateLimit *limit, RateState *state, const RateAnswer *answer)
-{
-	if (state->part != rate_part(limit))
-		return;
-	if (state->part < 0)
-	{
-		if (state->newest == answer->after)
-			state->newest = answer->before;
-	}
-	else if (answer->after > state->newest - RATE_COUNTS && *rate_count(state, answer->after) > 0)
-		(*rate_count(state, answer->after))--;
 }
 
 /* ---- States shared by several limits. */

@@ -33,7 +33,7 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* Jobs that were checked, or are to be: new parents and their ancestors. */
+/* New parents and their ancestors: those that were seen, and the stack of those still to check. */
 typedef struct Ancestors
 {
 	HTAB *seen;
@@ -78,19 +78,6 @@ refuse_child(const ParentsCall *call)
 					"that job was cancelled, call idemq.retry for it first."));
 }
 
-/* Raises 42501 if the role may not enqueue.  A role without any privilege does not learn the queue. */
-static void
-need_enqueue(const ParentsCall *call, const QueueInfo *queue)
-{
-	if (queue->privileges & PRIVILEGE_ENQUEUE)
-		return;
-	if (queue->privileges != 0)
-		idemq_queue_denied(queue->name, PRIVILEGE_ENQUEUE);
-	ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-			errmsg("permission denied for the queue of job %lld", (long long) call->child),
-			errhint("Ask an administrator of the child's queue to grant you enqueue on it."));
-}
-
 /*
  * Reads the child by a new snapshot, younger than the lock of the running job; *queue: its queue.
  * Raises 55000 unless it waits for that job and watches it or one with a lesser id; 42501, 53400.
@@ -110,7 +97,15 @@ read_child(JobsTable *table, const ParentsCall *call, Job *child, QueueInfo *que
 		!idemq_jobs_fetch(table, call->child, child) || child->status != JOB_BLOCKED ||
 		job_has(child, COL_GROUP_KEY) || !idemq_queue_by_id(child->queue_id, queue))
 		refuse_child(call);
-	need_enqueue(call, queue);
+	if ((queue->privileges & PRIVILEGE_ENQUEUE) == 0)
+	{
+		if (queue->privileges != 0)
+			idemq_queue_denied(queue->name, PRIVILEGE_ENQUEUE);
+		/* A role without any privilege does not learn the queue's name. */
+		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				errmsg("permission denied for the queue of job %lld", (long long) call->child),
+				errhint("Ask an administrator of the child's queue to grant you enqueue on it."));
+	}
 	idemq_queue_need_qstate(queue);
 }
 
@@ -171,7 +166,7 @@ refuse_parent(const ParentsCall *call, int64 parent, const char *why)
 			(long long) call->id));
 }
 
-/* Adds a job to those to be checked, unless it was added before. */
+/* Pushes a job onto the stack of jobs to check, unless it has been seen before. */
 static void
 push(Ancestors *ancestors, int64 id)
 {

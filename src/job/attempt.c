@@ -12,7 +12,7 @@
 #include "shared/leases/leases.h"
 #include "table/table.h"
 
-/* Fetches a job that is most likely in flight: by the TID hint of its claim, or by its id. */
+/* Fetches a job that is probably running: through the TID hint of its claim, or by its id. */
 static bool
 fetch_in_flight(JobsTable *table, int64 id, Job *job)
 {
@@ -23,9 +23,10 @@ fetch_in_flight(JobsTable *table, int64 id, Job *job)
 }
 
 /*
- * Fetches a job and compares the worker's token.  Returns OUTCOME_CURRENT,
- * OUTCOME_ALREADY_COMMITTED (by this very token), OUTCOME_STALE, or
- * OUTCOME_NOT_FOUND, also for a job of a queue that the role may not claim from.
+ * Fetches a job and compares its token with the worker's.  Returns OUTCOME_CURRENT,
+ * OUTCOME_ALREADY_COMMITTED (this token has committed the job), OUTCOME_STALE, or
+ * OUTCOME_NOT_FOUND, also for a job in a queue from which the role may not claim.  After
+ * OUTCOME_NOT_FOUND, only attempt->id and attempt->token may be read.
  */
 Outcome
 idemq_attempt_find(JobsTable *table, int64 id, int64 token, Attempt *attempt)
@@ -49,11 +50,12 @@ idemq_attempt_find(JobsTable *table, int64 id, int64 token, Attempt *attempt)
 }
 
 /*
- * As idemq_attempt_find, and locks the row of a current attempt to the end of the transaction.
- * FOR SHARE: as idemq_attempt_hold.  FOR NO KEY UPDATE: nobody else can then take a lock for
- * which a write of the row would wait.  Never waits, and raises nothing for what others do with
- * the job: returns OUTCOME_LOCKED when an open transaction holds the row or cancels the job, or
- * when the row has changed since the snapshot of this transaction, above READ COMMITTED.
+ * Like idemq_attempt_find, but also locks the row of a current attempt until the end of the
+ * transaction.  With FOR SHARE this is like idemq_attempt_hold; FOR NO KEY UPDATE also keeps other
+ * transactions from taking a lock for which a write of the row would wait.  Never waits, and raises
+ * no error because of other transactions: returns OUTCOME_LOCKED if an open transaction holds the
+ * row or cancels the job, or, above READ COMMITTED, if the row has changed since this transaction's
+ * snapshot.
  */
 Outcome
 idemq_attempt_try_lock(JobsTable *table, int64 id, int64 token, LockTupleMode mode,
@@ -77,7 +79,9 @@ idemq_attempt_try_lock(JobsTable *table, int64 id, int64 token, LockTupleMode mo
 	}
 }
 
-/* Returns whether an attempt is current for this transaction, even if the role may not claim. */
+/*
+ * Returns whether an attempt is current for this transaction; does not check the role's privileges.
+ */
 bool
 idemq_attempt_stands(int64 id, int64 token)
 {
@@ -105,7 +109,10 @@ idemq_attempt_is_gone(JobsTable *table, const Attempt *attempt)
 		   job.status == JOB_RUNNING && idemq_queue_allows(job.queue_id, PRIVILEGE_CLAIM, &queue);
 }
 
-/* Counts an outcome of idemq_attempt_find that refuses a worker's call, at once. */
+/*
+ * Counts an outcome of idemq_attempt_find with which a worker's call is refused.  The count does
+ * not wait for the transaction's end.
+ */
 void
 idemq_attempt_count(const Attempt *attempt, Outcome outcome, bool commit)
 {
@@ -152,7 +159,10 @@ idemq_attempt_raise_cancelled(const Attempt *attempt)
 				errhint("Roll back, abandon this job, and claim another."));
 }
 
-/* Counts and raises what idemq_attempt_find says of an attempt that is over; returns for others. */
+/*
+ * Counts and raises an outcome of idemq_attempt_find other than OUTCOME_CURRENT; returns for that
+ * one.
+ */
 void
 idemq_attempt_refuse(const Attempt *attempt, Outcome outcome)
 {
@@ -160,7 +170,7 @@ idemq_attempt_refuse(const Attempt *attempt, Outcome outcome)
 	idemq_attempt_raise(attempt, outcome);
 }
 
-/* As idemq_attempt_find; raises IQ001, IQ002 or IQ006 unless the attempt is current. */
+/* Like idemq_attempt_find, but raises IQ001, IQ002 or IQ006 unless the attempt is current. */
 void
 idemq_attempt_find_current(JobsTable *table, int64 id, int64 token, Attempt *attempt)
 {
@@ -168,9 +178,10 @@ idemq_attempt_find_current(JobsTable *table, int64 id, int64 token, Attempt *att
 }
 
 /*
- * Locks the row of a current attempt FOR SHARE to the end of the transaction: what would end the
- * attempt waits, or skips the job.  Returns the job's queue.  Raises IQ001, IQ002 or IQ006 unless
- * it is current, 40001, and IQ001 at once for one that an open transaction cancels.
+ * Locks the row of a current attempt FOR SHARE until the end of the transaction.  Until then, a
+ * call that would end the attempt waits or skips the job.  Returns the id of the job's queue.
+ * Raises IQ001, IQ002 or IQ006 if the attempt is not current, IQ001 without waiting if an open
+ * transaction is cancelling the job, and 40001.
  */
 int32
 idemq_attempt_hold(int64 id, int64 token)

@@ -1,11 +1,11 @@
 /*
  * job/claim_by_id.c
- *		Taking one job by its id: the engine of claim_job, commit_once and acquire.
+ *		Claiming one job by its id, for claim_job, commit_once and acquire.
  *
- * While another session is on the job, the lease table answers, and no row is touched.
- * What a claim by the ready index would do first for a whole queue happens here for
- * the one job: an ended lease is taken back, a lease that memory lost is adopted, and
- * a blocked job that is next in its group is promoted.
+ * While another session holds the job's lease, the lease table gives the answer, and no row is
+ * read.  A claim through the ready index first does several things for the whole queue.  Here they
+ * are done for the one job: its lease is taken back if it has ended, adopted if memory has lost it,
+ * and the job is promoted if it is blocked and next in its group.
  */
 #include "postgres.h"
 
@@ -28,8 +28,8 @@ lease_end(const Lease *lease)
 }
 
 /*
- * Answers from the lease table: true when a session is on the job, with retry_after;
- * false when none is, or when its lease has just been taken back.
+ * Returns whether a session holds the job's lease according to the lease table, and sets
+ * retry_after.  Takes a lease back that has ended, and then returns false.
  */
 static bool
 is_leased(JobCall *call, JobsTable *table)
@@ -53,7 +53,7 @@ is_leased(JobCall *call, JobsTable *table)
 	return true;
 }
 
-/* Answers for a running job without an entry: adopts its lease, then as above. */
+/* Does the same for a running job that has no lease entry: adopts its lease first. */
 static bool
 is_leased_by_row(JobCall *call, JobsTable *table)
 {
@@ -70,7 +70,7 @@ is_leased_by_row(JobCall *call, JobsTable *table)
 	return !idemq_jobs_fetch(table, call->id, &call->job) || call->job.status == JOB_RUNNING;
 }
 
-/* Returns the outcome for a finished job; waits until synchronous standbys have it. */
+/* Returns the outcome for a finished job.  Waits until synchronous standbys have its end. */
 static Outcome
 finished_outcome(const JobCall *call)
 {
@@ -84,15 +84,15 @@ finished_outcome(const JobCall *call)
 }
 
 /*
- * Makes a blocked job its group's head, if it is next, or pending, if its parents are
- * done, and no other session has done so yet; then fetches it again.  Returns false when it is
- * gone.
+ * Promotes a blocked job if it is next in its group, or if its parents are done, and no other
+ * session has done so yet.  Then fetches the job again; returns false if it no longer exists.
  */
 static bool
 unblock(JobCall *call, JobsTable *table)
 {
 	const QueueInfo *queue = &call->queue;
 	bool promoted = true;
+	EventArgs args;
 	Datum name;
 	Job first;
 
@@ -103,7 +103,8 @@ unblock(JobCall *call, JobsTable *table)
 			promoted = idemq_promote_child(table, queue, call->id);
 	}
 	else if (idemq_is_no_group(job_value(&call->job, COL_GROUP_KEY)))
-		idemq_promote_asked(table, queue, &call->job);
+		/* Without ownership of the group, which has permits for all its jobs. */
+		(void) idemq_promote_job(table, queue, &call->job, &args);
 	else
 	{
 		name = PointerGetDatum(PG_DETOAST_DATUM_COPY(job_value(&call->job, COL_GROUP_KEY)));
@@ -122,9 +123,8 @@ unblock(JobCall *call, JobsTable *table)
 
 /*
  * Returns whether a fetched job cannot be claimed because its group is paused; if so, sets
- * retry_after.  A claimable job becomes blocked; *again is set if the job was written or has
- * changed, and must be fetched again.  A job that has expired is left to the claim, which cancels
- * it.
+ * retry_after.  A job in the ready index becomes blocked.  Sets *again if the job was written or
+ * has changed, so it must be fetched again.  Leaves an expired job to the claim, which cancels it.
  */
 static bool
 is_paused(JobCall *call, JobsTable *table, bool *again)
@@ -150,11 +150,13 @@ is_paused(JobCall *call, JobsTable *table, bool *again)
 	return true;
 }
 
-/* Takes a fetched job in status pending or retrying. */
+/*
+ * Claims a fetched job in status pending or retrying.  Sets *again if the job has changed, so it
+ * must be fetched again.
+ */
 static Outcome
 take_job(JobCall *call, JobsTable *table, bool *again)
 {
-	int64 lease = idemq_settings_lease(&call->queue, call->lease);
 	TimestampTz until;
 	LimitView view;
 
@@ -166,7 +168,7 @@ take_job(JobCall *call, JobsTable *table, bool *again)
 		*again = write == JOB_CHANGED;
 		return write == JOB_WRITTEN ? OUTCOME_CANCELLED : OUTCOME_LOCKED;
 	}
-	call->args.deadline = call->args.now + lease;
+	call->args.deadline = call->args.now + idemq_settings_lease(&call->queue, call->lease);
 	until = Max(idemq_queue_closed_until(&call->queue), call->job.ready_at);
 	if (until > call->args.now)
 	{
@@ -175,8 +177,7 @@ take_job(JobCall *call, JobsTable *table, bool *again)
 	}
 	if (!idemq_recover_for_limits(&call->queue))
 		return OUTCOME_NOT_DUE;
-	switch (idemq_claim_one(table, &call->job, &call->queue, call->event, &call->args, lease,
-							call->flags))
+	switch (idemq_claim_one(table, &call->job, &call->queue, call->event, &call->args, call->flags))
 	{
 		case TAKE_CHANGED:
 			*again = true;
@@ -201,9 +202,9 @@ take_job(JobCall *call, JobsTable *table, bool *again)
 }
 
 /*
- * Takes the job if it can be taken, and answers; the table is open for writing.
- * Raises 40001 above READ COMMITTED for a job that changed after the snapshot, 22023 for
- * a lease that is longer than its queue allows.
+ * Claims the job if it can be claimed, and returns the outcome.  The table is open for writing.
+ * Raises 40001 above READ COMMITTED for a job that has changed since the snapshot, and 22023 for a
+ * lease longer than the queue allows.
  */
 Outcome
 idemq_claim_by_id(JobCall *call, JobsTable *table)
@@ -245,10 +246,10 @@ idemq_claim_by_id(JobCall *call, JobsTable *table)
 			return finished_outcome(call);
 		if (!idemq_transition_allowed(call->event, call->job.status))
 			return idemq_outcome_of_status(call->job.status);
-		/* Without a permit it waits for one, blocked. */
+		/* Without a permit, the job becomes blocked and waits for one. */
 		if (call->job.ready_at <= idemq_now() && idemq_lacks_permit(&call->queue, &call->job))
 		{
-			write = idemq_job_defer(table, &call->job, &call->queue);
+			write = idemq_job_defer(table, &call->job, &call->queue, DT_NOBEGIN);
 			if (write == JOB_LOCKED)
 				return OUTCOME_LOCKED;
 			if (write == JOB_WRITTEN)
@@ -265,8 +266,8 @@ idemq_claim_by_id(JobCall *call, JobsTable *table)
 }
 
 /*
- * Returns whether no session can take a fetched job now: it is finished, or has a
- * lease that has not ended.
+ * Returns whether no session can claim a fetched job now, because it is finished or its lease has
+ * not ended.
  */
 bool
 idemq_job_is_settled(const JobCall *call)
@@ -279,8 +280,9 @@ idemq_job_is_settled(const JobCall *call)
 }
 
 /*
- * As idemq_claim_by_id, for a job that another session is about to take: takes nothing, and
- * answers locked unless it is finished.  Without a lease, retry_after stays as it was.
+ * Like idemq_claim_by_id, but claims nothing, because another session is about to claim the job:
+ * returns OUTCOME_LOCKED unless the job is finished.  If the job has no lease, retry_after does not
+ * change.
  */
 Outcome
 idemq_claim_by_id_check(JobCall *call, JobsTable *table)

@@ -2,10 +2,10 @@
  * job/claim_from_queue.c
  *		Claiming from a queue: the engine of claim, claim_any, commit_and_claim, and of handlers.
  *
- * A claim starts at the scan start of each priority, skips what the lease
- * table says is busy, takes what is ready, and moves the scan start up past what it
- * proved unclaimable.  A row that is held without an entry is skipped, and the scan start
- * stays before it.
+ * A claim begins at the scan start of each priority, skips the jobs that have a lease entry, claims
+ * those that are ready, and moves the scan start up past the index entries that it has proved
+ * unclaimable.  It skips a job without an entry whose row another transaction holds, and the scan
+ * start stays before that job.
  */
 #include "postgres.h"
 
@@ -25,7 +25,7 @@
 /* Maximum number of jobs that one scan defers: without a permit, paused, or too soon for their group. */
 #define MAX_DEFERRED 256
 
-/* Keeps the name of a job's group, whose next job this call is to promote. */
+/* Remembers the group of a job, whose next job this call must promote. */
 static void
 claim_note_group(ClaimCall *call, const Job *job)
 {
@@ -37,54 +37,25 @@ claim_note_group(ClaimCall *call, const Job *job)
 }
 
 /*
- * Makes a due job wait.  If until is DT_NOBEGIN, the job waits for a permit of its group; otherwise
- * it waits until that time, when its group may start it.
+ * Makes a due job wait: because its group is paused, or until a time when its group may start it, or,
+ * if until is DT_NOBEGIN, for a permit of its group.
  */
 static ScanStep
-defer_job(ClaimCall *call, JobsTable *table, const Job *job, TimestampTz until)
+make_wait(ClaimCall *call, JobsTable *table, const Job *job, bool is_paused, TimestampTz until)
 {
 	const QueueInfo *queue = &call->scan.queue;
-	bool blocks = until == DT_NOBEGIN;
 
 	if (call->deferred >= MAX_DEFERRED)
 	{
 		call->scan.stopped = true;
 		return STEP_STAY;
 	}
-	if ((blocks ? idemq_job_defer(table, job, queue)
-				: idemq_job_defer_until(table, job, queue, until)) != JOB_WRITTEN)
+	if ((is_paused ? idemq_job_pause(table, job, queue)
+				   : idemq_job_defer(table, job, queue, until)) != JOB_WRITTEN)
 		return STEP_STAY;
 	call->deferred++;
-	if (blocks)
+	if (!is_paused && until == DT_NOBEGIN)
 		claim_note_group(call, job);
-	return STEP_PASS;
-}
-
-/*
- * Returns whether a fetched job is in a paused group.  What the claim knew of its queue when it began
- * is enough here: a pause that commits later need not stop it.
- */
-static bool
-is_paused(const ClaimCall *call, JobsTable *table, const Job *job)
-{
-	const QueueInfo *queue = &call->scan.queue;
-
-	return unlikely(queue->has_paused_groups) && job_has(job, COL_GROUP_KEY) &&
-		   idemq_jobs_group_pause_find(table, queue->id, job_value(job, COL_GROUP_KEY), NULL);
-}
-
-/* Blocks a job of a paused group that was left in the ready index. */
-static ScanStep
-leave_paused(ClaimCall *call, JobsTable *table, const Job *job)
-{
-	if (call->deferred >= MAX_DEFERRED)
-	{
-		call->scan.stopped = true;
-		return STEP_STAY;
-	}
-	if (idemq_job_pause(table, job, &call->scan.queue) != JOB_WRITTEN)
-		return STEP_STAY;
-	call->deferred++;
 	return STEP_PASS;
 }
 
@@ -93,20 +64,19 @@ static ScanStep
 claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 {
 	EventArgs args = {0};
-	int64 lease = idemq_settings_lease(&call->scan.queue, call->lease);
 	Datum values[CLAIM_COLUMN_COUNT + 2];
 	bool nulls[CLAIM_COLUMN_COUNT + 2];
 	int first = call->with_outcome ? 1 : 0;
 
 	args.now = idemq_now();
-	args.deadline = args.now + lease;
+	args.deadline = args.now + idemq_settings_lease(&call->scan.queue, call->lease);
 	args.worker = call->worker;
-	switch (idemq_claim_one(table, job, &call->scan.queue, EVENT_CLAIM, &args, lease, call->flags))
+	switch (idemq_claim_one(table, job, &call->scan.queue, EVENT_CLAIM, &args, call->flags))
 	{
 		case TAKE_BUSY:
 			return STEP_PASS;
 		case TAKE_CHANGED:
-			/* Above READ COMMITTED it may just be too new for our snapshot. */
+			/* Above READ COMMITTED the job may only be too new for our snapshot. */
 			return table->crosscheck == InvalidSnapshot ? STEP_PASS : STEP_STAY;
 		case TAKE_LOCKED:
 			return STEP_STAY;
@@ -114,7 +84,7 @@ claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 			call->scan.stopped = true;
 			return STEP_STAY;
 		case TAKE_EARLY:
-			return defer_job(call, table, job, args.ready_at);
+			return make_wait(call, table, job, false, args.ready_at);
 		case TAKE_DONE:
 			break;
 	}
@@ -137,33 +107,32 @@ claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 	return call->claimed < call->wanted ? STEP_PASS : STEP_STOP;
 }
 
-/* Decides about one entry of the ready index that is due. */
+/* Claims the job of one due entry of the ready index, or makes it wait. */
 static ScanStep
 claim_consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 {
 	ClaimCall *call = (ClaimCall *) scan;
+	const QueueInfo *queue = &scan->queue;
 	Job job;
 
 	if (!idemq_ready_job(scan, table, priority, key, &job))
 		return STEP_PASS;
-	/* The next jobs of the groups that jobs were taken from come first: promote them now. */
-	if (idemq_groups_use_permits(&scan->queue) && call->groups != NIL &&
-		priority > call->round_priority)
+	/* Before a lower priority, promote the next jobs of the groups whose jobs were claimed. */
+	if (idemq_groups_use_permits(queue) && call->groups != NIL && priority > call->round_priority)
 	{
 		call->round_ended = scan->stopped = true;
 		return STEP_STAY;
 	}
 	call->round_priority = priority;
 	if (job_has_expired(&job, scan->now))
-	{
-		JobWrite write = idemq_job_expire(table, &job, &scan->queue, scan->now);
-
-		return write == JOB_WRITTEN ? STEP_PASS : STEP_STAY;
-	}
-	if (is_paused(call, table, &job))
-		return leave_paused(call, table, &job);
-	if (idemq_lacks_permit(&scan->queue, &job))
-		return defer_job(call, table, &job, DT_NOBEGIN);
+		return idemq_job_expire(table, &job, queue, scan->now) == JOB_WRITTEN ? STEP_PASS
+																			  : STEP_STAY;
+	/* A pause that has committed since the queue was looked up need not stop this claim. */
+	if (unlikely(queue->has_paused_groups) && job_has(&job, COL_GROUP_KEY) &&
+		idemq_jobs_group_pause_find(table, queue->id, job_value(&job, COL_GROUP_KEY), NULL))
+		return make_wait(call, table, &job, true, DT_NOBEGIN);
+	if (idemq_lacks_permit(queue, &job))
+		return make_wait(call, table, &job, false, DT_NOBEGIN);
 	return claim_ready(call, table, &job);
 }
 
@@ -178,22 +147,27 @@ scan_queue(ClaimCall *call, bool from_start)
 	call->deferred = 0;
 	idemq_ready_scan(&call->scan, &table, from_start);
 	idemq_jobs_close(&table);
-	/* A signal may be lost with its waiter: if jobs are left, wake the next one. */
+	/*
+	 * A signal may have been lost with the session that got it: if jobs are left, wake the next
+	 * one.
+	 */
 	if (call->scan.more && idemq_limit_has_room(&call->scan.queue, &view))
 		(void) idemq_waiters_wake(idemq_waiters_of_queue(call->scan.queue.qstate), InvalidOid, 1);
 }
 
-/* Returns whether there may be heads to promote that a claim can use. */
+/* Returns whether the queue's limits let this call claim another job. */
 static bool
-may_promote(const QueueInfo *queue)
+may_claim_more(const QueueInfo *queue)
 {
 	LimitView view;
 
-	return idemq_promote_wanted(queue) &&
-		   (idemq_limit_may_transfer(queue) || idemq_limit_has_room(queue, &view));
+	return idemq_limit_may_transfer(queue) || idemq_limit_has_room(queue, &view);
 }
 
-/* Has others promote the next jobs of the groups that the last scan took jobs from. */
+/*
+ * Marks the groups whose jobs the last scan claimed, so that another session promotes their next
+ * jobs.
+ */
 static void
 promote_later(ClaimCall *call)
 {
@@ -206,8 +180,9 @@ promote_later(ClaimCall *call)
 }
 
 /*
- * Promotes the next jobs of the groups that the last scan took jobs from, in their order, and
- * others that are marked; no more than are still wanted.  Returns how many.
+ * Promotes the next jobs of the groups whose jobs the last scan claimed, in the same order, and
+ * then of other marked groups: at most as many as are still wanted.  Returns how many were
+ * promoted.
  */
 static int
 promote_round(ClaimCall *call)
@@ -215,9 +190,8 @@ promote_round(ClaimCall *call)
 	const QueueInfo *queue = &call->scan.queue;
 	int wanted = call->wanted - call->claimed;
 	int promoted = 0;
-	LimitView view;
 
-	if (!idemq_limit_may_transfer(queue) && !idemq_limit_has_room(queue, &view))
+	if ((call->groups == NIL && !idemq_promote_wanted(queue)) || !may_claim_more(queue))
 		return 0;
 	while (promoted < wanted && call->groups != NIL)
 	{
@@ -232,82 +206,55 @@ promote_round(ClaimCall *call)
 }
 
 /*
- * Claims what is ready in a queue whose groups have permits, round by round, one job of each
- * group a round; one priority as long as it has any, then the next.
- */
-static void
-claim_rounds(ClaimCall *call)
-{
-	bool goes_on;
-
-	call->groups = NIL;
-	do
-	{
-		call->round_ended = false;
-		scan_queue(call, false);
-		goes_on = call->round_ended;
-		if (call->scan.stopped && !goes_on && call->deferred < MAX_DEFERRED)
-			break;
-		goes_on |= call->claimed < call->wanted && promote_round(call) > 0;
-	} while (goes_on && call->claimed < call->wanted);
-	promote_later(call);
-}
-
-/*
- * Claims from the queue at hand what is ready; and, if that is not enough, heads of FIFO groups
- * that are not promoted yet.  Without a worker, heads are promoted first, or jobs without a
- * group could keep them waiting indefinitely.  If the worker's pass of promotion was under way,
- * scans again after it.
- */
-static void
-scan_and_promote(ClaimCall *call)
-{
-	const QueueInfo *queue = &call->scan.queue;
-	bool alone = !idemq_worker_present();
-	uint32 pass = idemq_promote_pass_number(queue->qstate);
-
-	if (alone && idemq_group_pause_is_over(queue))
-		(void) idemq_group_pauses_end(queue);
-	if (alone && may_promote(queue))
-		(void) idemq_promote_some(queue, call->wanted - call->claimed);
-	if (idemq_groups_use_permits(queue))
-		claim_rounds(call);
-	else
-	{
-		scan_queue(call, false);
-		promote_later(call);
-	}
-	/* It has what it wants, or the queue is at a limit, or too many jobs were made to wait. */
-	if (call->scan.stopped)
-		return;
-	if (may_promote(queue) && idemq_promote_some(queue, call->wanted - call->claimed) > 0)
-		scan_queue(call, false);
-	else if (!alone && call->claimed == 0)
-	{
-		idemq_promote_pass_await(queue->qstate);
-		if (idemq_promote_pass_number(queue->qstate) != pass)
-			scan_queue(call, false);
-	}
-}
-
-/*
- * Claims up to what is still wanted from call->scan.queue.  First takes back leases that have
- * ended, then scans from the scan starts; a queue that seems empty is scanned from the start, at
- * most once a second.  Raises 53400 for a queue that has no state.
+ * Claims up to call->wanted jobs, less those already claimed, from call->scan.queue.  Claims none
+ * if the queue is paused or held back.  Raises 53400 if the queue has no state.
  */
 void
 idemq_claim_from_queue(ClaimCall *call)
 {
 	const QueueInfo *queue = &call->scan.queue;
+	bool alone = !idemq_worker_present();
+	bool again;
+	uint32 pass;
 
+	/* Take back leases that have ended. */
 	idemq_queue_need_qstate(queue);
-	if (idemq_queue_is_closed(queue))
-		return;
-	if (!idemq_reap_some(queue))
+	if (idemq_queue_is_closed(queue) || !idemq_reap_some(queue))
 		return;
 	idemq_wake_claimed(queue->qstate);
 	idemq_qstate_note_claim(queue->qstate);
-	scan_and_promote(call);
+
+	/* Without a worker, heads come first, or jobs without a group could keep them waiting indefinitely. */
+	pass = idemq_promote_pass_number(queue->qstate);
+	if (alone && idemq_group_pause_is_over(queue))
+		(void) idemq_group_pauses_end(queue);
+	if (alone && idemq_promote_wanted(queue) && may_claim_more(queue))
+		(void) idemq_promote_some(queue, call->wanted - call->claimed);
+
+	/*
+	 * Claim what is ready, and then what can be promoted.  Where groups have permits, this goes round by
+	 * round, one job of each group per round: one priority as long as it has any, then the next.
+	 */
+	do
+	{
+		call->round_ended = false;
+		scan_queue(call, false);
+		again = call->round_ended;
+		if (call->scan.stopped && !again && call->deferred < MAX_DEFERRED)
+			break;
+		again |= call->claimed < call->wanted && promote_round(call) > 0;
+	} while (again && call->claimed < call->wanted);
+	promote_later(call);
+
+	/* The worker may have been about to make heads ready. */
+	if (call->claimed == 0 && !call->scan.stopped && !alone)
+	{
+		idemq_promote_pass_await(queue->qstate);
+		if (idemq_promote_pass_number(queue->qstate) != pass)
+			scan_queue(call, false);
+	}
+
+	/* A queue that seems empty is scanned from the start of the index, at most once a second. */
 	if (call->claimed == 0 && !call->scan.stopped &&
 		idemq_scan_start_verify_due(queue->qstate, queue->id))
 	{
@@ -316,13 +263,12 @@ idemq_claim_from_queue(ClaimCall *call)
 		scan_queue(call, true);
 		idemq_scan_start_verified(queue->qstate, queue->id, idemq_stopwatch() - started);
 	}
-	/* Of whichever scan was the last to claim. */
 	promote_later(call);
 }
 
 /*
- * Begins a claim of up to wanted jobs; the caller has set the other inputs, and where the results
- * go.
+ * Begins a claim of at most wanted jobs.  The caller has set the other inputs, and where the
+ * results go.
  */
 void
 idemq_claim_begin(ClaimCall *call, int wanted)

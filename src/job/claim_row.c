@@ -1,9 +1,9 @@
 /*
  * job/claim_row.c
- *		A claimed job as a row for its worker.
+ *		The row that a claim returns to its worker.
  *
- * Values that live in the TOAST table are fetched here: the caller's row must
- * not point into idemq.jobs, where the job may be gone before it is read.
+ * Values that are stored in the TOAST table are fetched here, because the job may be deleted before
+ * the worker's session reads the row.
  */
 #include "postgres.h"
 
@@ -12,7 +12,7 @@
 
 #include "job/job.h"
 
-/* Returns a text or jsonb column of a fetched job, free of pointers to TOAST. */
+/* Returns a text or jsonb column of a fetched job; a value in the TOAST table is fetched. */
 Datum
 idemq_job_document(const Job *job, JobColumn column, bool *isnull)
 {
@@ -27,10 +27,7 @@ idemq_job_document(const Job *job, JobColumn column, bool *isnull)
 	return PointerGetDatum(detoast_external_attr((struct varlena *) DatumGetPointer(value)));
 }
 
-/*
- * Fills the columns of idemq.claim: job as it was before the claim, args as the
- * claim was made.
- */
+/* Fills the columns of idemq.claim. job: as fetched, before the claim; args: those of the claim. */
 void
 idemq_claim_row_fill(const Job *job, const EventArgs *args, Datum *values, bool *nulls)
 {

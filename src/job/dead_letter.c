@@ -1,50 +1,53 @@
 /*
  * job/dead_letter.c
- *		The queue to which the dead jobs of another queue go: a death adds a job there, in its
- *		own transaction.  With dead_letter_cancelled so does the cancel of a job that an attempt
- *		has begun: somebody may have to undo what it did.
+ *		Dead-letter queues: when a job dies, the same transaction adds a job to the dead-letter queue of
+ *		the job's queue.  With dead_letter_cancelled, this also happens when a job is cancelled of which
+ *		an attempt has begun, because the effects of that attempt may have to be undone.
  *
- * The dead job itself stays where it is.  The added job's payload is a dead-letter record
- * of it: its queue, id, key, group_key, kind, payload, headers, checkpoint, error, steps and
- * attempts.  The added job also has its headers and kind, so that a trace goes on, and a worker
- * finds its handler.  The added job's key names the death, by the token of the last attempt: so a
- * death is added once, even if the dead job is brought back and cancelled before another attempt
- * has begun.
+ * The dead job itself stays where it is.  The payload of the added job is a dead-letter record: the
+ * queue, id, key, group_key, kind, payload, headers, checkpoint, error, steps and attempts of the
+ * dead job.  The added job also has the dead job's headers and kind, so that a trace continues and
+ * a worker finds the right handler.  The key of the added job contains the token of the last
+ * attempt.  So each death is recorded once, even if the dead job is brought back, and is cancelled
+ * before another attempt has begun.
  *
- * The record has the steps as they are at that time, not as the snapshot of a cancel at REPEATABLE
- * READ shows them: what was booked since must be undone as well.  The answer to an open step may
- * still come, from a worker whose token is stale by now (table/steps.c).  A worker that undoes such
- * a step waits for its call_until, and reads idemq.steps again.
+ * The record contains the steps as they are at the time of the death, not as the snapshot of a
+ * cancel at REPEATABLE READ shows them, because steps booked since then must also be undone.  The
+ * answer to an open step may still arrive later, from a worker whose token has become stale
+ * (table/steps.c).  A worker that undoes such a step waits for its call_until, and reads
+ * idemq.steps again.
  *
- * A dead-letter record is bounded, or one job could keep its queue from ever being reaped.  It has
- * the latest MAX_ATTEMPTS attempts and the first MAX_STEPS steps; of each error the first MAX_ERROR
- * characters; and documents of attempts and steps that have no more than these.  Payload and
- * headers above MAX_DOCUMENTS bytes of text are left out; so is a checkpoint that is too long
- * with them.
+ * The size of a dead-letter record is bounded, because a single job could otherwise keep its queue
+ * from being reaped.  The record contains the latest MAX_ATTEMPTS attempts, the first MAX_STEPS
+ * steps, and the first MAX_ERROR characters of each error.  Longer documents of attempts and steps
+ * are left out.  Payload and headers are left out if they have more than MAX_DOCUMENTS bytes as
+ * text, and so is the checkpoint if it is too long together with them.
  *
  * Each death checks that the role that set the dead-letter queue may still enqueue there.  The role
  * of a handler, a schedule or a binding is checked in the same way.
  *
- * When a job is brought back, its dead-letter record is taken away (api/change_job.c).
+ * When a job is brought back, its dead-letter record is cancelled (api/change_job.c).
  *
- * A death never fails for want of a dead-letter queue: when that is gone, or closed to the role, or
- * leads back to the queue itself, a warning says that nothing was added.
+ * A death never fails because its job cannot be added to the dead-letter queue.  If that queue does
+ * not exist, the role may not enqueue there, or its own dead jobs would come back, a warning says
+ * that nothing was added.
  *
- * Locks: the dead-letter queue, against being dropped, from before the dead job's row is
- * written to the end of the transaction.
+ * Locks: a lock that keeps the dead-letter queue from being dropped, from before the dead job's row
+ * is written until the end of the transaction.
  *
- * Dead-letter queues form no circle.  A session that sets the dead_letter_queue of a queue locks
- * that setting in exclusive mode, and in shared mode the same setting of each queue in the chain
- * that begins at the new dead-letter queue, to the end of its transaction.  It takes these locks in
- * the order of ids, so two sessions that would close a circle together wait for each other and do
- * not deadlock; and it follows the chain again until that is the one that is locked.  Suppose that
- * a circle were closed all the same.  Of the sessions that made its settings, take the last one
- * that locked its own setting.  It followed the chain under its locks, to an end; so some queue on
- * the chain had another setting then than in the circle.  The session that changed that setting
- * locked it in exclusive mode.  If it did so before, it had committed, and the chain was followed
- * past it; if after, the session that we took was not the last one.  Removing a dead_letter_queue
- * closes no circle, and locks nothing.  A name that no queue has yet ends a chain: when its queue
- * is created, that queue's own chain is followed, back to its name.
+ * Dead-letter queues do not form a cycle.  A session that sets the dead_letter_queue of a queue
+ * locks that setting in exclusive mode, and locks the same setting of each queue in the chain that
+ * begins at the new dead-letter queue in shared mode, until the end of its transaction.  It takes
+ * these locks in the order of ids, so two sessions that would close a cycle together wait for each
+ * other and do not deadlock.  It follows the chain again until the chain contains exactly the
+ * locked queues.  Suppose that a cycle were closed nevertheless.  Of the sessions that made its
+ * settings, take the one that was the last to lock its own setting.  It followed the chain under
+ * its locks, and found an end; so at that time a queue in the chain had a setting different from
+ * the one in the cycle.  The session that changed that setting locked it in exclusive mode.  If it
+ * did so before, it had committed, and the chain was followed past that queue.  If it did so after,
+ * the session that we took was not the last one.  Removing a dead_letter_queue closes no cycle, and
+ * locks nothing.  A name that no queue has yet ends a chain; when that queue is created, its own
+ * chain is followed, back to its name.
  */
 #include "postgres.h"
 
@@ -64,10 +67,14 @@
 
 #define MAX_ATTEMPTS "100"
 #define MAX_ERROR "10000"
+/* Details with a log that a client has captured are usually too long. */
+#define OR_WITHOUT_LOG                                                                             \
+	"WHEN jsonb_typeof(a.details) = 'object' AND length((a.details - 'log')::text) <= " MAX_ERROR  \
+	" THEN a.details - 'log' "
 #define MAX_STEPS "100"
-/* base/documents.c counts on it. */
+/* base/documents.c relies on this limit. */
 #define MAX_DOCUMENTS DOCUMENT_MOST
-/* Queues of a chain; a longer one is taken for a circle. */
+/* Maximum number of queues in a chain; a longer chain counts as a cycle. */
 #define MAX_CHAIN 32
 /* The lock is on the queue's setting dead_letter_queue, not on the queue (idemq_queue_lock). */
 #define SETTING_LOCK 1
@@ -80,9 +87,9 @@ typedef struct Chain
 } Chain;
 
 /*
- * $1: the dead job, whose row is written by then; $2: its queue; $3: how much of the job's
- * documents the record gets (Documents); $4: the error.  Attempts are in the order of their tokens,
- * which grow even when a clock is set back, and steps in the order of their last calls.
+ * $1: the dead job, whose row has been written; $2: its queue; $3: which of the job's documents the
+ * record gets (Documents); $4: the error.  Attempts are in the order of their tokens, which
+ * increase even if a clock is set back, and steps in the order of their last calls.
  */
 static SqlStatement describe_death =
 	{.text =
@@ -102,17 +109,18 @@ static SqlStatement describe_death =
 		 "'last_error', left($4, " MAX_ERROR "), 'attempts', coalesce((SELECT jsonb_agg("
 		 "jsonb_build_object('attempt', a.attempt, 'worker', a.worker, 'claimed_at', a.claimed_at, "
 		 "'ended_at', a.ended_at, 'outcome', a.outcome, 'error', left(a.error, " MAX_ERROR "), "
-		 "'details', CASE WHEN length(a.details::text) <= " MAX_ERROR " THEN a.details END) "
+		 "'details', CASE WHEN length(a.details::text) <= " MAX_ERROR
+		 " THEN a.details " OR_WITHOUT_LOG "END) "
 		 "ORDER BY a.token) FROM (SELECT * FROM idemq.attempts WHERE job_id = $1 "
 		 "ORDER BY token DESC LIMIT " MAX_ATTEMPTS ") a), '[]')) "
 		 "FROM idemq.jobs j WHERE j.id = $1",
 	 .types = {INT8OID, TEXTOID, INT4OID, TEXTOID},
 	 .few = true,
-	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
+	 .fields = SQL_SCALAR(Datum)};
 
 /*
- * Returns whether the chain of dead-letter queues from a queue on leads to that name.  chain:
- * gets the queues up to there; may be NULL.
+ * Returns whether the chain of dead-letter queues that begins at queue "from" contains the queue
+ * "name". chain: gets the queues up to there; may be NULL.
  */
 static bool
 leads_to(const char *from, const char *name, Chain *chain)
@@ -134,9 +142,8 @@ leads_to(const char *from, const char *name, Chain *chain)
 }
 
 /*
- * Returns whether the chain from a queue on leads to the queue whose dead_letter_queue is to be
- * set; id is 0 if that queue is being created.  Locks the settings on which the answer depends: see
- * the file's header.
+ * Like leads_to, for the queue whose dead_letter_queue is being set; its id is 0 if it is being
+ * created.  Locks the settings on which the result depends, as the top of this file describes.
  */
 static bool
 leads_to_for_good(const char *from, const char *name, int32 id)
@@ -165,10 +172,10 @@ leads_to_for_good(const char *from, const char *name, int32 id)
 }
 
 /*
- * Checks what is to become the dead_letter_queue of a queue, whose id is 0 when it does not exist
- * yet, and keeps it from being dropped until the end of the transaction.  Raises 22023 for
- * the queue itself and for one whose own dead jobs would come back to it, IQ005
- * when it does not exist, 42501 when the current role may not enqueue to it.
+ * Checks the new dead_letter_queue of a queue, whose id is 0 if it does not exist yet, and keeps
+ * the dead-letter queue from being dropped until the end of the transaction.  Raises 22023 for the
+ * queue itself and for one whose own dead jobs would come back to it, IQ005 if it does not exist,
+ * and 42501 if the current role may not enqueue to it.
  */
 void
 idemq_dead_letter_check(const char *queue, int32 queue_id, const char *dead_letter_queue)
@@ -190,9 +197,8 @@ idemq_dead_letter_check(const char *queue, int32 queue_id, const char *dead_lett
 }
 
 /*
- * Returns whether a job that enters this status gets a dead-letter record.  A cancelled job
- * gets one with dead_letter_cancelled, and only if an attempt of it has begun: its effects
- * may have to be undone.
+ * Returns whether a job that enters a status gets a dead-letter record.  With
+ * dead_letter_cancelled, a cancelled job gets one if an attempt of it has begun.
  */
 bool
 idemq_dead_letter_wants(const QueueInfo *queue, const Job *job, JobStatus becomes)
@@ -219,10 +225,10 @@ idemq_dead_letter_allowed(const QueueInfo *queue, const QueueInfo *dead)
 }
 
 /*
- * To be called before a job of the queue becomes dead, or is cancelled.  Sets *dead to the
- * queue's dead-letter queue, and keeps that from being dropped; dead->id is 0 when there is none,
- * or when the role that set it may not enqueue there.  Returns false when the dead-letter queue is
- * being dropped, and the caller does not wait.
+ * Must be called before a job of the queue becomes dead or is cancelled.  Sets *dead to the queue's
+ * dead-letter queue, and keeps it from being dropped.  If there is none, or the role that set it
+ * may not enqueue there, dead->id is 0.  Returns false if the dead-letter queue is being dropped
+ * and the caller does not wait.
  */
 bool
 idemq_dead_letter_hold(const QueueInfo *queue, JobWait wait, QueueInfo *dead)
@@ -236,7 +242,7 @@ idemq_dead_letter_hold(const QueueInfo *queue, JobWait wait, QueueInfo *dead)
 			idemq_queue_lock(dead->id, AccessShareLock);
 		else if (!idemq_queue_try_lock(dead->id, AccessShareLock))
 			return false;
-		/* The dead-letter queue may be gone by now, or be another one. */
+		/* It may have been dropped or replaced before we had the lock. */
 		if (!idemq_queue_by_id(queue->id, &latest) ||
 			(strcmp(latest.dead_letter_queue, dead->name) == 0 &&
 			 idemq_queue_by_id(dead->id, dead) && idemq_dead_letter_allowed(&latest, dead)))
@@ -251,28 +257,32 @@ idemq_dead_letter_hold(const QueueInfo *queue, JobWait wait, QueueInfo *dead)
 static bool
 can_be_added(const Job *job, const QueueInfo *queue, const QueueInfo *dead, const char *status)
 {
-	bool held = dead->id != 0;
-	bool refused = false;
 	QueueInfo other;
 	const char *why;
+	int code;
 
-	if (dead->name[0] == '\0' || (held && !leads_to(dead->dead_letter_queue, queue->name, NULL)))
-		return held;
-	if (held)
+	if (dead->name[0] == '\0')
+		return false;
+	if (dead->id != 0)
+	{
+		if (!leads_to(dead->dead_letter_queue, queue->name, NULL))
+			return true;
+		code = ERRCODE_INVALID_PARAMETER_VALUE;
 		why = psprintf("because its own dead jobs would return to queue \"%s\"", queue->name);
+	}
 	else if (idemq_queue_find(dead->name, &other))
 	{
-		refused = true;
+		code = ERRCODE_INSUFFICIENT_PRIVILEGE;
 		why =
 			psprintf("because role \"%s\" may not enqueue to it", NameStr(queue->dead_letter_role));
 	}
 	else
+	{
+		code = ERRCODE_IDEMQ_NO_SUCH_QUEUE;
 		why = "because that queue does not exist";
+	}
 	ereport(
-		WARNING,
-		errcode(held	  ? ERRCODE_INVALID_PARAMETER_VALUE
-				: refused ? ERRCODE_INSUFFICIENT_PRIVILEGE
-						  : ERRCODE_IDEMQ_NO_SUCH_QUEUE),
+		WARNING, errcode(code),
 		errmsg("%s job %lld was not added to queue \"%s\" %s", status, (long long) job->id,
 			   dead->name, why),
 		errdetail("The original job is still in queue \"%s\" with status %s.", queue->name, status),
@@ -291,7 +301,7 @@ typedef enum Documents
 	DOCUMENTS_ALL	 /* with the checkpoint */
 } Documents;
 
-/* Returns how much of a job's documents fits into the record; warns of what does not. */
+/* Returns which of a job's documents fit into the record; warns about those that do not. */
 static Documents
 documents_that_fit(const Job *job, const char *status)
 {
@@ -325,7 +335,7 @@ documents_that_fit(const Job *job, const char *status)
 	return fit;
 }
 
-/* Returns the key of a death's dead-letter record; no producer can give it (job/kept_key.c). */
+/* Returns the key of a dead-letter record; producers cannot use this key (job/kept_key.c). */
 Datum
 idemq_dead_letter_key(const QueueInfo *queue, int64 id, int64 token)
 {
@@ -334,9 +344,9 @@ idemq_dead_letter_key(const QueueInfo *queue, int64 id, int64 token)
 }
 
 /*
- * Adds a job that died in this transaction, or was cancelled, to the dead-letter queue that
- * idemq_dead_letter_hold has set, if any.  job: as it was before; idemq.attempts has the end of
- * its attempt by now.  Ends the command; never waits.
+ * Adds a record of a job that died or was cancelled in this transaction to the dead-letter queue
+ * that idemq_dead_letter_hold has set, if any. job: as it was before; idemq.attempts already has
+ * the end of its attempt.  Ends the command; never waits.
  */
 void
 idemq_dead_letter_add(const Job *job, const QueueInfo *queue, const QueueInfo *dead,
@@ -360,7 +370,7 @@ idemq_dead_letter_add(const Job *job, const QueueInfo *queue, const QueueInfo *d
 	values[1] = CStringGetTextDatum(queue->name);
 	values[2] = Int32GetDatum(documents_that_fit(job, name));
 	values[3] = PointerGetDatum(error);
-	/* The row as it has been written. */
+	/* Makes the new row visible to the statement. */
 	CommandCounterIncrement();
 	if (!idemq_spi_row(&describe_death, values, &record, sizeof(record)))
 		elog(ERROR, "dead job %lld no longer exists", (long long) job->id);
@@ -378,7 +388,10 @@ idemq_dead_letter_add(const Job *job, const QueueInfo *queue, const QueueInfo *d
 						JOB_SKIPS, &answer);
 	if (answer.outcome == OUTCOME_LOCKED)
 	{
-		/* An open transaction is giving a job that key: do without it, and wait for nobody. */
+		/*
+		 * An open transaction is adding a job with that key: add the record without a key instead
+		 * of waiting.
+		 */
 		columns.set &= ~(COLUMN_BIT(COL_KEY) | COLUMN_BIT(COL_ID));
 		(void) idemq_new_job_insert(&table, dead, &columns);
 	}

@@ -2,59 +2,59 @@
  * job/dependencies.c
  *		Children whose parents have finished: released, or cancelled with a parent.
  *
- * A job with depends_on is blocked until its parents are done.  Neither its enqueue nor the
- * end of a parent waits for the other, or touches the other's row.  After the commit of either
- * a mark is set (shared/groups/dependencies.c, where it is proved that none is missed).
- * Whoever takes the mark, the worker or a claim, looks at the rows with a snapshot that is
- * younger.  The kind of mark decides what is done:
+ * A job with depends_on is blocked until its parents are done.  Neither its enqueue nor the end of
+ * a parent waits for the other or touches the other's row.  After either commits, a mark is set
+ * (shared/groups/dependencies.c proves that no mark is missed).  The worker or a claim takes the
+ * mark, and reads the rows by a snapshot that is younger.  What it does depends on the kind of the
+ * mark:
  *
  *	parent		it has finished: the children that watch it are marked; and, if it is dead or
  *				cancelled, those that are cancelled with it.  Nothing is written.  One page
  *				of children at a time: the low-water mark of its mark says where the next begins.
  *	child		its parents are looked at, in the order of their ids, from the watched one on.
  *				If all are done, the child becomes pending, or joins its group, and its row in
- *				idemq.children goes.  If one is not, the child watches that one from now on.
+ *				idemq.children is deleted.  If one is not, the child watches that one from now on.
  *	failure		of a child: if any parent has failed, the child is cancelled.
  *
- * Never forgotten: for a child whose parents are done there is a mark, of itself or of the
- * parent that it watches, or a session owns that mark, or its queue is to be scanned, or a session
- * is between its commit and its callback.  For a look that ends without a mark has seen the watched
- * parent unfinished, and the watch was committed before the look: a look that moves the watch marks
- * the child again at its own commit.  The end of that parent comes later than the look's snapshot,
- * so the mark of that end is taken with a snapshot that sees the watch.
+ * No child is forgotten.  For a child whose parents are done, one of these is true: the child or
+ * the parent that it watches has a mark; a session owns that mark; a scan of its queue is due; or a
+ * session is between its commit and its callback.  A look that ends without a mark has seen that
+ * the watched parent was unfinished, and the watch was committed before the look, because a look
+ * that moves the watch marks the child again when it commits.  So that parent ends after the look's
+ * snapshot, and the mark of that end is taken by a snapshot that shows the watch.
  *		Model: test/model/dependencies.pml, as for shared/groups/dependencies.c.
  *
- * Nor is one forgotten between two pages of a parent's children.  A later page has a later snapshot.
- * A child that an earlier page would have had, and did not see, has its own mark: it was enqueued,
- * or its watch was moved to that parent, by a transaction that was not visible to that page and
- * marks the child at its commit.
+ * No child is forgotten between two pages of a parent's children either.  A later page has a later
+ * snapshot.  A child that belongs to an earlier page, but was not visible to it, has its own mark:
+ * the transaction that enqueued it, or moved its watch to that parent, was not visible to that
+ * page, and marks the child when it commits.
  *
- * Never too soon: the row of the child and its row in idemq.children are written in one
- * transaction, the former on the very version that was blocked when all parents were seen done:
- * one snapshot shows the child, what it waits for, and its parents.  So no child can be claimed
- * once the cancel of its parent has committed, however many children are still to be cancelled:
- * until then each is blocked, and every session that looks at one, even for a call that asks for
- * it by its id, sees the cancel.
- * A parent that is brought back afterwards runs again, and holds up nobody.
+ * No child starts too early.  The row of the child and its row in idemq.children are written in one
+ * transaction, and the former is written only if it still has the version that was blocked when all
+ * parents were seen to be done: one snapshot shows the child, its watch and its parents.  So once
+ * the cancel of a parent has committed, none of its children can be claimed, however many children
+ * are still to be cancelled.  Until then each child is blocked, and every session that looks at it,
+ * even for a call with its id, sees the cancel.  A parent that is brought back later runs again,
+ * and does not delay any child.
  *
- * One statement ends the waiting of all children that a batch of marks has released.  What the
- * batch itself writes about a parent, or a watch, gets its own mark at the commit.
+ * One statement ends the waiting of all children that a batch of marks has released.  If the batch
+ * itself changes a parent or a watch, that change gets its own mark at the commit.
  *
- * Why there are marks, and no table that lists the children to look at: such a list, filled by
- * enqueues and ends, loses a child in a chain A -> X -> Y.  X's row, kept for its second look,
- * meets the one that X's end adds (ON CONFLICT DO NOTHING), and is deleted before that end is
+ * Why there are marks, and not a table of the children to look at: such a table, filled by enqueues
+ * and ends, loses a child in a chain A -> X -> Y.  The row of X, kept for its second look, meets
+ * the row that the end of X adds (ON CONFLICT DO NOTHING), and is deleted before that end is
  * visible.
  *
- * A session may hold its transaction open for long after a claim.  So where there is a worker,
- * a claim that cannot make a child pending leaves the child to the worker: a watch that is moved
- * and not committed would keep others from looking.
+ * A session may hold its transaction open for a long time after a claim.  Therefore, if there is a
+ * worker, a claim that cannot make a child pending leaves the child to the worker, because a watch
+ * that has been moved but not committed would keep others from looking.
  *
- * Above READ COMMITTED a claim leaves children alone, as it does groups that have changed.
+ * Above READ COMMITTED, a claim leaves children alone, as it does with groups that have changed.
  *
- * A scan of a queue's children, for when marks may be missing, marks those that a look would change,
- * some children at a time.  It goes round the queue's children in the order of their ids
- * (shared/groups/group_scans.c), so each is read once in a scan, however many were cancelled and
- * keep their rows in idemq.children.
+ * If marks may be missing, a scan of a queue's children marks those that a look would change, some
+ * children at a time.  The scan goes through the queue's children in the order of their ids, and
+ * then starts again (shared/groups/group_scans.c).  So it reads each child once, however many
+ * children were cancelled and keep their rows in idemq.children.
  *
  * Locks: none is waited for; a child whose row is held is looked at again a moment later.
  */
@@ -75,20 +75,22 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* Looks at a child that changes each time, at most. */
+/* Maximum number of looks at a child that changes each time. */
 #define MAX_LOOKS 10
 /*
- * Rows that are read for a page of a parent's children.  The parent's queue and the children's
- * queues are served in slices, so no more are marked at a time than a slice of the latter can do.
+ * Maximum number of children in a page.  The queue of the parent and those of the children get
+ * slices of the worker's time, so a page must not mark more children than one slice can look at.
  */
 #define TOLD_AT_ONCE 100
 /* Maximum number of children that a slice of a scan reads, and marks. */
 #define SCANNED_AT_ONCE 500
 #define MARKED_AT_ONCE 256
-/* Edges that are read in one go. */
+/* Maximum number of dependencies read at a time. */
 #define LEARN_BATCH 10000
 
-/* Returns whether this session's transactions are short, or nobody else is there to look. */
+/*
+ * Returns whether this session is the worker, whose transactions are short, or there is no worker.
+ */
 static bool
 may_look_for_others(void)
 {
@@ -96,8 +98,8 @@ may_look_for_others(void)
 }
 
 /*
- * Marks a page of the children of a parent that has finished, from the child *next on.  HAS_MORE:
- * *next is where the next page begins.
+ * Marks a page of the children of a parent that has finished, beginning with child *next.  If it
+ * returns HAS_MORE, *next is the first child of the next page.
  */
 static Promotion
 tell_children(JobsTable *table, int64 parent, int64 *next)
@@ -110,7 +112,7 @@ tell_children(JobsTable *table, int64 parent, int64 *next)
 	*next = PG_INT64_MIN;
 	if (idemq_jobs_fetch(table, parent, &job))
 	{
-		/* It runs again: its next end tells them. */
+		/* It runs again; its next end marks the children. */
 		if (!job_status_is_finished(job.status))
 			return HAS_HEAD;
 		failed = job.status != JOB_COMPLETED;
@@ -119,7 +121,7 @@ tell_children(JobsTable *table, int64 parent, int64 *next)
 		return HAS_HEAD;
 	idemq_jitter();
 	idemq_dependency_children(table->snapshot, parent, failed, page.next, TOLD_AT_ONCE, &page);
-	/* At once: the marks do not depend on this transaction, which may be long. */
+	/* Not at the commit: the marks do not depend on this transaction, which may be long. */
 	for (int i = 0; i < page.count; i++)
 	{
 		const DependencyChild *child = &page.children[i];
@@ -136,7 +138,7 @@ tell_children(JobsTable *table, int64 parent, int64 *next)
 	return HAS_MORE;
 }
 
-/* Has a child watch the parent that is in its way. */
+/* Makes a child watch the parent that blocks it, unless it already does. */
 static Promotion
 dependencies_wait_for(const QueueInfo *queue, const DependencyLook *look)
 {
@@ -152,7 +154,7 @@ dependencies_wait_for(const QueueInfo *queue, const DependencyLook *look)
 		idemq_pending_dependency_note(queue->qstate, queue->id, DEPENDENCY_CHILD, look->id);
 		return PROMOTED_FOR_LATER;
 	}
-	/* A parent whose queue is yet to come, by a restore, is looked at now and then. */
+	/* A parent whose queue a restore has not created yet is looked at now and then. */
 	return idemq_queue_by_id(parent->queue_id, &of_parent) ? HAS_HEAD : HELD;
 }
 
@@ -165,7 +167,7 @@ cancels(const DependencyParent *parent, ParentFailure on_failure)
 	return on_failure == FAILURE_CANCELS || (parent->gone && on_failure == FAILURE_WAITS);
 }
 
-/* Cancels a child with its parent; its row in idemq.children stays, should it be brought back. */
+/* Cancels a child with its parent.  Its row in idemq.children stays, in case it is brought back. */
 static JobWrite
 cancel_with(JobsTable *table, const QueueInfo *queue, const Job *job,
 			const DependencyParent *parent, EventArgs *args)
@@ -176,23 +178,10 @@ cancel_with(JobsTable *table, const QueueInfo *queue, const Job *job,
 	return idemq_transition(table, job, queue, EVENT_EXPIRE, args, JOB_SKIPS);
 }
 
-/* Notes that this transaction has released a child. */
-static void
-note_released(ReleasedChildren *released, int64 id, int64 token)
-{
-	int room = released->room;
-
-	released->ids = idemq_grow(released->ids, &room, released->count + 1, sizeof(int64));
-	released->tokens =
-		idemq_grow(released->tokens, &released->room, released->count + 1, sizeof(int64));
-	released->ids[released->count] = id;
-	released->tokens[released->count++] = token;
-}
-
 /*
- * Decides about a fetched child that is blocked, by what its look has found: it is cancelled,
- * waits, or, when its parents are done, becomes pending or joins its group.  failed: the parent
- * that has failed, when that is what it was looked at for.
+ * Does what the look at a fetched blocked child requires: cancels the child, makes it pending or
+ * lets it join its group if its parents are done, or leaves it waiting. failed: a parent that has
+ * failed, if the child was looked at because of that. token: for released; issued after the look.
  */
 static Promotion
 dependencies_decide(JobsTable *table, const QueueInfo *queue, const Job *job,
@@ -219,24 +208,23 @@ dependencies_decide(JobsTable *table, const QueueInfo *queue, const Job *job,
 		write = idemq_transition(table, job, queue, joins ? EVENT_JOIN_GROUP : EVENT_PROMOTE, &args,
 								 JOB_SKIPS);
 		if (write == JOB_WRITTEN)
-			note_released(released, job->id, token);
-		if (write == JOB_WRITTEN && joins)
-			*group = look->group;
+		{
+			int room = released->room;
+
+			released->ids = idemq_grow(released->ids, &room, released->count + 1, sizeof(int64));
+			released->tokens =
+				idemq_grow(released->tokens, &released->room, released->count + 1, sizeof(int64));
+			released->ids[released->count] = job->id;
+			released->tokens[released->count++] = token;
+			if (joins)
+				*group = look->group;
+		}
 	}
 	else if (cancels(&look->obstacle, look->on_failure))
 		write = cancel_with(table, queue, job, &look->obstacle, &args);
 	else
 		return dependencies_wait_for(queue, look);
 	return write == JOB_WRITTEN ? done : write == JOB_LOCKED ? HELD : LOOK_AGAIN;
-}
-
-/* Ends the waiting of the children that were released; in the transaction that did that. */
-void
-idemq_dependency_end_waits(ReleasedChildren *released)
-{
-	if (released->count > 0)
-		idemq_dependency_released(released->ids, released->tokens, released->count);
-	*released = (ReleasedChildren){0};
 }
 
 /* Fetches a child that is blocked by its parents; false when it is not, or is of another queue. */
@@ -247,7 +235,9 @@ fetch_child(JobsTable *table, int32 queue_id, int64 id, Job *job)
 		   !job_has(job, COL_GROUP_KEY) && job->queue_id == queue_id;
 }
 
-/* Looks at a child once, by the table's snapshot, and does what is necessary. */
+/*
+ * Looks at a child once, by the table's snapshot.  Returns LOOK_AGAIN if its row has changed since.
+ */
 static Promotion
 look_at(JobsTable *table, const QueueInfo *queue, DependencyMark mark, int64 id,
 		ReleasedChildren *released, Datum *group)
@@ -264,7 +254,10 @@ look_at(JobsTable *table, const QueueInfo *queue, DependencyMark mark, int64 id,
 		return HAS_HEAD;
 	if (table->crosscheck != InvalidSnapshot)
 		return NOT_FOR_US;
-	/* Every end that it has seen is of an earlier claim; a parent's next claim comes later. */
+	/*
+	 * Every end that the look has seen belongs to an earlier claim; a parent's next claim gets a
+	 * greater token.
+	 */
 	if (look.is_free)
 		token = idemq_lease_issue_token(0, idemq_token_epoch_base());
 	if (mark == DEPENDENCY_FAILURE)
@@ -282,10 +275,10 @@ look_at(JobsTable *table, const QueueInfo *queue, DependencyMark mark, int64 id,
 }
 
 /*
- * Does what a mark is for that this session owns; the table's snapshot is younger than that.
- * next: the low-water mark of a parent's mark, that is, the child from which on its children must
- * be told; set to what is left.  released: the caller ends their waiting, by
- * idemq_dependency_end_waits, in the same transaction.  *group: for JOINED, the name of the group.
+ * Does what a mark requires that this session owns; the table's snapshot is younger than the
+ * ownership. next: in and out, for the mark of a parent, the first child that must still be told.
+ * Children whose waiting has ended are added to released; the caller writes that with
+ * idemq_dependency_released, in the same transaction. *group: for JOINED, the name of the group.
  */
 Promotion
 idemq_dependency_promote(JobsTable *table, const QueueInfo *queue, DependencyMark mark, int64 id,
@@ -297,7 +290,7 @@ idemq_dependency_promote(JobsTable *table, const QueueInfo *queue, DependencyMar
 	{
 		Promotion promotion = look_at(table, queue, mark, id, released, group);
 
-		/* A child may be met twice, with both of its marks. */
+		/* The same child may come again, with its other mark. */
 		if (promotion == PROMOTED || promotion == PROMOTED_FOR_LATER || promotion == JOINED)
 			CommandCounterIncrement();
 		if (promotion != HAS_HEAD)
@@ -309,9 +302,9 @@ idemq_dependency_promote(JobsTable *table, const QueueInfo *queue, DependencyMar
 }
 
 /*
- * Returns whether a look would change a child, by the table's snapshot, and sets *mark to the mark
- * that it needs: the parent that it watches is done or has failed; or another of its parents has
- * failed.  What was fetched from the table before is void.
+ * Returns whether a look would change a child, by the table's snapshot: the parent that it watches
+ * is done or has failed, or another of its parents has failed.  Sets *mark to the kind of mark for
+ * that look.  Jobs that were fetched from the table before can no longer be read.
  */
 bool
 idemq_child_is_resolvable(JobsTable *table, int32 queue_id, int64 id, DependencyMark *mark)
@@ -331,8 +324,8 @@ idemq_child_is_resolvable(JobsTable *table, int32 queue_id, int64 id, Dependency
 }
 
 /*
- * Goes on with a scan of a queue's children: marks those that a look would change, until the slice
- * or the scan is over.  Sets scan->next, or scan->is_over.  Returns how many were marked.
+ * Continues a scan of a queue's children: marks those that a look would change, until the slice or
+ * the scan is over.  Sets scan->next and scan->at_end.  Returns how many were marked.
  */
 int
 idemq_children_scan(JobsTable *table, const QueueInfo *queue, Slice *slice, ChildrenScan *scan)
@@ -367,26 +360,15 @@ idemq_children_scan(JobsTable *table, const QueueInfo *queue, Slice *slice, Chil
 	return marked;
 }
 
-/* Adds the jobs of an edge to the filter. */
-static void
-note_edge(const DependencyEdge *edge)
-{
-	const int64 ids[] = {edge->child, edge->parent};
-	const int32 queues[] = {edge->child_queue, edge->parent_queue};
-	QueueInfo queue;
-
-	for (int i = 0; i < (int) lengthof(ids); i++)
-		idemq_dependency_note(idemq_queue_by_id(queues[i], &queue) ? queue.qstate : NULL, ids[i]);
-}
-
 /*
- * Has the filter know all dependencies of this database, if it does not yet.  When there are any,
- * a claim leaves that to the worker.
+ * Adds all dependencies of this database to the filter, unless it knows them.  If there are any, a
+ * claim leaves that to the worker.
  */
 void
 idemq_dependencies_learn(const QueueInfo *queue)
 {
 	DependencyEdge last = {PG_INT64_MIN, PG_INT64_MIN, 0, 0};
+	QueueInfo of_job;
 	bool unseen = false;
 	uint32 *begun;
 	int count;
@@ -403,8 +385,15 @@ idemq_dependencies_learn(const QueueInfo *queue)
 
 		for (int i = 0; i < count; i++)
 		{
-			note_edge(&edges[i]);
-			unseen |= edges[i].parent_queue == 0;
+			const DependencyEdge *edge = &edges[i];
+
+			idemq_dependency_note(idemq_queue_by_id(edge->child_queue, &of_job) ? of_job.qstate
+																				: NULL,
+								  edge->child);
+			idemq_dependency_note(idemq_queue_by_id(edge->parent_queue, &of_job) ? of_job.qstate
+																				 : NULL,
+								  edge->parent);
+			unseen |= edge->parent_queue == 0;
 		}
 		if (count > 0)
 			last = edges[count - 1];
@@ -414,8 +403,8 @@ idemq_dependencies_learn(const QueueInfo *queue)
 }
 
 /*
- * Follows the deletion by SQL of a job's row, which had that status: has its children looked at,
- * and forgets its parents.
+ * Called when SQL has deleted a job's row, which had that status: has the job's children looked at,
+ * and deletes the job's own dependencies.
  */
 void
 idemq_dependency_gone(int64 id, JobStatus status)

@@ -2,8 +2,8 @@
  * job/finish.c
  *		Ending attempts: the engine of commit, fail and release, and of handlers.
  *
- * The job's latest version is fetched, status and token are checked on it, and that
- * very version is written.  If it changed in between, this starts again.
+ * The latest version of the job is fetched, its status and token are checked, and exactly that
+ * version is written.  If it has changed in between, everything is repeated.
  */
 #include "postgres.h"
 
@@ -16,8 +16,9 @@
 #include "table/table.h"
 
 /*
- * Returns the event that ends an attempt, and what to answer then.  FINISH_INTERRUPT becomes
- * FINISH_FAIL if there have been too many.
+ * Returns the event that ends an attempt, and sets *outcome to the outcome of the call, and now and
+ * ready_at of finish->args.  After too many interrupts in a row, finish->kind becomes FINISH_FAIL, which
+ * handler/settle.c reads.
  */
 static JobEvent
 choose_event(Finish *finish, const Attempt *attempt, Outcome *outcome)
@@ -25,7 +26,9 @@ choose_event(Finish *finish, const Attempt *attempt, Outcome *outcome)
 	const QueueInfo *queue = &attempt->queue;
 	int64 delay = finish->delay;
 
-	/* The job itself may end its processes, or take longer than anyone lets it. */
+	/*
+	 * The job itself may be what ends its processes, or it may take longer than any process lives.
+	 */
 	if (finish->kind == FINISH_INTERRUPT &&
 		job_count(attempt->job.flags, JOB_INTERRUPTED) >= HANDLER_MAX_INTERRUPTS)
 		finish->kind = FINISH_FAIL;
@@ -59,13 +62,15 @@ choose_event(Finish *finish, const Attempt *attempt, Outcome *outcome)
 }
 
 /*
- * Ends one attempt through an open table.  Returns its outcome: as idemq_attempt_find when the
- * token is not current, OUTCOME_LOCKED when finish->wait forbids a wait that is needed.  Raises
- * 40001 above READ COMMITTED, 54000 for what is too long.  A release never competes with a
- * transaction that cancels the job, because that transaction could then end the next attempt.  It
- * ends the lease at once and returns OUTCOME_CANCELLED; if that transaction aborts, a reaper gives
- * the job back (job/reap.c).  *of_others becomes true if the outcome tells of what another
- * transaction has committed: the caller has to wait for the standbys before it answers.
+ * Ends one attempt through an open table.  Returns the outcome: that of idemq_attempt_find if the
+ * token is not current, or OUTCOME_LOCKED if finish->wait forbids a necessary wait.  Raises 40001
+ * above READ COMMITTED, and 54000 for a document or text that is too long. *of_others becomes true
+ * if the outcome reports a commit of another transaction; then the caller must wait for the
+ * standbys before it returns the outcome.
+ *
+ * A release never competes with a transaction that cancels the job, because that transaction could
+ * then end the next attempt instead.  The release ends the lease immediately and returns
+ * OUTCOME_CANCELLED; if that transaction aborts, a reaper writes the release (job/reap.c).
  */
 Outcome
 idemq_finish_in(JobsTable *table, int64 id, int64 token, Finish *finish, Attempt *attempt,
@@ -107,8 +112,8 @@ idemq_finish_in(JobsTable *table, int64 id, int64 token, Finish *finish, Attempt
 }
 
 /*
- * Ends one attempt; with raise, one that is not current is an error: IQ001, IQ002, IQ006.
- * attempt->job is void afterwards.
+ * Ends one attempt.  With raise, an attempt that is not current is an error: IQ001, IQ002 or IQ006.
+ * The columns of attempt->job can no longer be read afterwards.
  */
 Outcome
 idemq_finish_by_token(int64 id, int64 token, Finish *finish, bool raise, Attempt *attempt)

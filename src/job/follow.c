@@ -1,29 +1,30 @@
 /*
  * job/follow.c
- *		Beginning to follow another database by logical replication, and taking over from it.
- *		queue/following.c says what that means in between.
+ *		Beginning to follow another database through logical replication, and taking over from it.
+ *		queue/following.c describes the time in between.
  *
- * Both lock idemq.jobs against writers to the end of their transaction.  A call that writes
- * checks after it has its own lock.  So it writes before the database follows, or is refused;
- * and it is refused before the take-over, or writes after it.  What a row's trigger leaves out
- * while the database follows, it leaves out of transactions that end before the switch.
+ * Both switches lock idemq.jobs against writers until the end of their transaction.  A call that
+ * writes checks for the switch after it has its own lock.  So it writes before the database
+ * follows, or is refused; and it is refused before the take-over, or writes after it.  While the
+ * database follows, a row's trigger leaves out its notes only in transactions that end before the
+ * take-over.
  *
- * While a database follows, nothing reads what shared memory knows of its rows: nothing is
- * claimed, promoted, reaped or heartbeaten, and metrics are counted by SQL.  So the
- * triggers note none of it (hooks/row_triggers.c), and it does not matter that PostgreSQL's
- * apply worker ends prepared transactions past our hooks (hooks/utility.c).  Both switches
- * forget all that is known of the database, as TRUNCATE does; afterwards it is read from
- * the rows.  That covers every transaction that ended before.  For one that is still prepared,
- * COMMIT PREPARED by hand resets the caches itself.  But until then it holds its locks, which
- * would keep the switch waiting for ever: so take_over() names it.
+ * While a database follows, nothing reads what shared memory knows of its rows: nothing is claimed,
+ * promoted, reaped or heartbeaten, and SQL counts the metrics.  Therefore the triggers note nothing
+ * (hooks/row_triggers.c), and it does not matter that PostgreSQL's apply worker ends prepared
+ * transactions without our hooks (hooks/utility.c).  Both switches forget everything about the
+ * database, as TRUNCATE does; afterwards it is read from the rows.  That covers every transaction
+ * that ended before.  If a transaction is still prepared, a COMMIT PREPARED by hand resets the
+ * caches itself.  But until then the prepared transaction holds its locks, and would block the
+ * switch indefinitely, so take_over() names it in an error.
  *
- * take_over() waits for the apply worker's end, and looks again when it has the lock.  Otherwise
- * a worker that has read its subscription before that was disabled, and was blocked by our lock,
- * would write one more transaction of the publisher after we took over.
+ * take_over() waits until the apply worker has ended, and checks this again when it has the lock.
+ * Otherwise a worker that has read its subscription before that was disabled, and was blocked by
+ * our lock, would write one more transaction of the publisher after the take-over.
  *
- * On this side only the rows that came say which numbers the publisher has given.  Ids that did
- * not come are passed by the time of day (table/jobs_id.c), and tokens by an epoch
- * (job/token_epoch.c).  Nobody knows of numbers that are in no row.
+ * Only the received rows tell which numbers the publisher has given.  The time of day is greater
+ * than ids that were not received (table/jobs_id.c), and a new epoch is greater than tokens that
+ * were not received (job/token_epoch.c).  Other sequences may repeat numbers that are in no row.
  */
 #include "postgres.h"
 
@@ -44,11 +45,18 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* How long the apply worker of a subscription that was disabled may take to end. */
+/* Maximum time for the apply worker of a disabled subscription to end. */
 #define WORKER_STEPS 1000
 #define WORKER_STEP 10 /* ms */
 
-/* Subscriptions that write a table of idemq, and whether they are enabled; a worker's pid. */
+typedef struct Subscriber
+{
+	NameData name;
+	bool enabled;
+	int32 worker; /* pid; 0: none */
+} Subscriber;
+
+/* A subscription that writes a table of idemq, or whose worker still may; $1: this database. */
 static SqlStatement find_subscription =
 	{.text = "SELECT s.subname, s.subenabled, a.pid FROM pg_catalog.pg_subscription s "
 			 "LEFT JOIN pg_catalog.pg_stat_subscription a ON a.subid = s.oid AND a.pid IS NOT NULL "
@@ -58,8 +66,13 @@ static SqlStatement find_subscription =
 			 "AND c.relnamespace IN ('idemq'::pg_catalog.regnamespace, "
 			 "'idemq_internal'::pg_catalog.regnamespace)) "
 			 "ORDER BY s.subenabled DESC, s.subname LIMIT 1",
-	 .types = {OIDOID}};
-/* The locks of a prepared transaction include the one on its transaction id. */
+	 .types = {OIDOID},
+	 .fields = (const SqlField[]){SQL_FIELD(Subscriber, name), SQL_FIELD(Subscriber, enabled),
+								  SQL_FIELD(Subscriber, worker)}};
+/*
+ * Finds a prepared transaction by its lock on table $1.  Its locks include the one on its
+ * transaction id.
+ */
 static SqlStatement follow_find_prepared =
 	{.text = "SELECT p.gid FROM pg_catalog.pg_prepared_xacts p JOIN pg_catalog.pg_locks x "
 			 "ON x.locktype = 'transactionid' AND x.transactionid = p.transaction AND x.granted "
@@ -68,7 +81,8 @@ static SqlStatement follow_find_prepared =
 			 "WHERE p.database = pg_catalog.current_database() AND l.locktype = 'relation' "
 			 "AND l.relation = $1 AND l.mode = 'RowExclusiveLock' ORDER BY 1 LIMIT 1",
 	 .types = {OIDOID},
-	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
+	 .fields = SQL_SCALAR(Datum)};
+
 typedef struct Given
 {
 	int64 job_id;
@@ -83,7 +97,7 @@ typedef struct Grantee
 	Oid oid;
 } Grantee;
 
-/* What the publisher has given, as far as it has come; reads all jobs. */
+/* The greatest numbers given by the publisher that have been received; reads all jobs. */
 static SqlStatement greatest_given =
 	{.text = "SELECT greatest(j.id, a.id, u.job, "
 			 "(SELECT max(last_job) FROM idemq_internal.schedule_entries), "
@@ -109,7 +123,7 @@ static SqlStatement list_roles =
 	{.text = "SELECT DISTINCT role_name, role_oid FROM idemq_internal.queue_grants ORDER BY 1",
 	 .fields = (const SqlField[]){SQL_FIELD(Grantee, name), SQL_FIELD(Grantee, oid)}};
 
-/* Has shared memory know nothing of this database any more, as both switches must. */
+/* Makes shared memory forget this database at the commit, as both switches must. */
 static void
 follow_forget_database(void)
 {
@@ -118,8 +132,8 @@ follow_forget_database(void)
 }
 
 /*
- * Makes this database follow; returns false when its row says so already.  Waits for open
- * transactions that have written jobs.  Raises 25006.
+ * Makes this database follow; returns false if it already does according to its row.  Waits for
+ * open transactions that have written jobs.  Raises 25006.
  */
 bool
 idemq_follow_begin(void)
@@ -133,10 +147,10 @@ idemq_follow_begin(void)
 }
 
 /*
- * Fences this database, which has moved: from then on it follows moved_to, for good.  NULL takes
- * that back, for a move that did not take place; then it follows until idemq.take_over().  Waits
- * for open transactions that have written jobs.  Returns whether that changed anything.  Raises
- * 55000 for NULL when the database has not moved, 25006.
+ * Retires this database, which has moved: from now on it follows moved_to permanently.  NULL undoes
+ * this, for a move that did not take place; the database then follows until idemq.take_over().
+ * Waits for open transactions that have written jobs.  Returns whether anything changed.  Raises
+ * 55000 for NULL if the database has not been retired, and 25006.
  */
 bool
 idemq_follow_retire(const char *moved_to)
@@ -159,7 +173,10 @@ idemq_follow_retire(const char *moved_to)
 	return true;
 }
 
-/* After CREATE or ALTER SUBSCRIPTION: a database follows from then on, if it writes idemq.jobs. */
+/*
+ * Called after CREATE or ALTER SUBSCRIPTION: if a subscription writes idemq.jobs, the database
+ * follows from now on.
+ */
 void
 idemq_follow_note_subscription(void)
 {
@@ -175,51 +192,36 @@ idemq_follow_note_subscription(void)
 }
 
 /*
- * Looks for a subscription that writes our tables, or whose worker still may; raises
- * 55000 for one that is enabled.  Returns the pid of a worker, 0 when there is none.
+ * Waits until no apply worker is left that writes our tables, for at most that many steps of
+ * WORKER_STEP.  Raises 55000 for a subscription that is enabled, and 55006 if a worker does not
+ * end.
  */
-static int
-apply_worker(void)
+static void
+wait_for_apply_worker(int steps)
 {
 	Datum database = ObjectIdGetDatum(MyDatabaseId);
-	SqlScope scope;
-	int pid = 0;
+	Subscriber found;
 
-	idemq_spi_begin(&scope);
-	if (idemq_spi_query_latest(&find_subscription, &database, NULL) > 0)
+	while (idemq_spi_row(&find_subscription, &database, &found, sizeof(found)))
 	{
-		const char *name = NameStr(*DatumGetName(idemq_spi_value(0, 1)));
+		const char *name = NameStr(found.name);
 
-		if (DatumGetBool(idemq_spi_value(0, 2)))
+		if (found.enabled)
 			ereport(
 				ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				errmsg("subscription \"%s\" still writes to idemq's tables", name),
 				errhint("When the subscription has received all changes, run ALTER SUBSCRIPTION %s "
 						"DISABLE, or drop it. Then call idemq.take_over() again.",
 						quote_identifier(name)));
-		pid = DatumGetInt32(idemq_spi_value(0, 3));
-	}
-	idemq_spi_end(&scope);
-	return pid;
-}
-
-/* Waits until no apply worker is left, for so many steps; raises 55000, 55006. */
-static void
-wait_for_apply_worker(int steps)
-{
-	int pid;
-
-	while ((pid = apply_worker()) != 0)
-	{
 		if (steps-- == 0)
 			ereport(
 				ERROR, errcode(ERRCODE_OBJECT_IN_USE),
-				errmsg("the subscription's apply worker (PID %d) has not exited", pid),
+				errmsg("the subscription's apply worker (PID %d) has not exited", found.worker),
 				errhint(
 					"The process exits when it has finished applying its current transaction. Then "
 					"call idemq.take_over() again. If the process is waiting for a lock, check "
 					"pg_blocking_pids(%d).",
-					pid));
+					found.worker));
 		CHECK_FOR_INTERRUPTS();
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, WORKER_STEP,
 						 compat_wait_event_away());
@@ -228,9 +230,10 @@ wait_for_apply_worker(int steps)
 }
 
 /*
- * Makes this database follow no more; returns false when it does not follow.  Waits for the
- * apply worker to end, and for open transactions that have written jobs.  Raises 55000 while a
- * subscription is enabled, 55006 for what does not end, 25006.
+ * Ends following; returns false if the database does not follow.  Waits for the apply worker to
+ * end, and for open transactions that have written jobs.  Raises 55000 while a subscription is
+ * enabled or the database is retired, 55006 if an apply worker or a prepared transaction does not
+ * end, and 25006.
  */
 bool
 idemq_follow_end(void)
@@ -246,7 +249,7 @@ idemq_follow_end(void)
 	if (!idemq_follows())
 		return false;
 	moved_to = idemq_following()->moved_to;
-	if (moved_to != NULL) /* what took its place goes on elsewhere */
+	if (moved_to != NULL) /* the database that replaced it is in use */
 		ereport(
 			ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			errmsg("this database has moved to %s", moved_to),
@@ -254,9 +257,8 @@ idemq_follow_end(void)
 				"If the new database has not taken over, run SELECT idemq.retire(NULL), and then "
 				"call idemq.take_over() again."));
 	wait_for_apply_worker(WORKER_STEPS);
-	/* A prepared transaction holds its locks until somebody ends it. */
+	/* A prepared transaction holds its locks until a person ends it. */
 	if (idemq_spi_row(&follow_find_prepared, &jobs, &gid, sizeof(gid)))
-
 		ereport(
 			ERROR, errcode(ERRCODE_OBJECT_IN_USE),
 			errmsg("prepared transaction \"%s\" has written jobs", TextDatumGetCString(gid)),
@@ -264,20 +266,23 @@ idemq_follow_end(void)
 				"Find out whether the publisher committed it or rolled it back. Then run COMMIT "
 				"PREPARED or ROLLBACK PREPARED %s here, and call idemq.take_over() again.",
 				quote_literal_cstr(TextDatumGetCString(gid))));
-	/* Read without a lock: only SQL by hand could change them now. */
+	/* Read without a lock, because now only SQL by hand could change these numbers. */
 	if (!idemq_spi_row(&greatest_given, NULL, &given, sizeof(given)))
 		elog(ERROR, "state received from the publisher does not consist of exactly one row");
 	LockRelationOid(idemq_oids()->jobs, ShareRowExclusiveLock);
 	wait_for_apply_worker(0);
 	if (!idemq_following_set(false))
 		return false;
-	/* This database gives only greater ones from now on: by every sequence, and in tokens. */
+	/* From now on, this database gives only greater numbers, from every sequence and in tokens. */
 	(void) idemq_spi_do(&raise_sequences,
 						(Datum[]){Int32GetDatum(given.queue_id), Int64GetDatum(given.audit_id)},
 						NULL);
 	idemq_jobs_ids_take_over(given.job_id);
 	(void) idemq_token_epoch_advance(given.token);
-	/* The roles of the grants that came get what grant_queue would give: USAGE of the schema. */
+	/*
+	 * The roles whose grants were received get what grant_queue would give them: USAGE on the
+	 * schema.
+	 */
 	grantees = idemq_spi_rows(&list_roles, NULL, sizeof(Grantee), &count);
 	for (int i = 0; i < count; i++)
 	{

@@ -82,7 +82,7 @@ idemq_job_pause(JobsTable *table, const Job *job, const QueueInfo *queue)
 {
 	EventArgs args = {.now = idemq_now(), .ready_at = job->ready_at};
 
-	/* It was due; run_at says since when, or nothing. */
+	/* It was due; run_at says since when, or is NULL. */
 	if (job->flags & JOB_RATE_LIMITED)
 		args.ready_at = job_time(job, COL_RUN_AT);
 	return idemq_transition(table, job, queue, EVENT_PAUSE, &args, JOB_SKIPS);
@@ -109,7 +109,10 @@ idemq_group_pause_block(JobsTable *table, const QueueInfo *queue, Datum name, Ti
 	{
 		CHECK_FOR_INTERRUPTS();
 		MemoryContextReset(context);
-		/* A job that is being claimed is left alone: the claim may wait for whoever locks its row. */
+		/*
+		 * Leave out a job that is being claimed: the claim may wait for a session that locks its
+		 * row.
+		 */
 		if (!idemq_transition_allowed(EVENT_PAUSE, job.status) ||
 			idemq_lease_hold(job.id) == LEASE_HOLDS)
 			continue;

@@ -10,25 +10,25 @@
  *		of a group at most group_rate_limit jobs are started in any half-open interval of one
  *		group_rate_period,
  *
- * or with group_rate_burst at most that many and rate * t in any time t; whatever made them ready,
+ * or with group_rate_burst at most that many and rate * t in any time t, whatever made them ready,
  * and when.  A charge is never given back, not even by a rollback or an error.  It is made last,
- * when this session has the lease entry and no other transaction has the row.  So a claim that does
+ * when this session has the lease entry and no other transaction holds the row.  So a claim that does
  * not get the job, for example because max_running is reached, is not charged, unless a transaction
- * that is no claim takes the row between this look and the write.
+ * that does not claim locks the row between this check and the write.
  *
- * That is the limit; the rest only saves work.  A job that is promoted becomes ready when its
- * group may start the next one (job/promote_one.c), so a claim does not find it before.  A
- * group has one job in the line at a time, and its next one is promoted after that one was
- * claimed, hence charged: so the time is right, and needs no timer but ready_at.  A claim that
- * finds a job that is ready too soon (a retry, a rate that was lowered, a restart) defers it:
- * ready_at becomes the time when the group may start it, and it keeps its permit.  For a head that
- * waits to be retried the rate is asked when the head is due, not before.
+ * That is the limit; the rest only saves work.  A promoted job becomes ready when its group may
+ * start the next one (job/promote_one.c), so no claim finds it earlier.  A group has one job in the
+ * ready index at a time, and its next job is promoted after that one was claimed, and therefore
+ * charged.  So this time is right, and ready_at is the only timer that is needed.  A claim that finds
+ * a job that is ready too early (a retry, a rate that was lowered, a restart) defers it: ready_at
+ * becomes the time when the group may start it, and it keeps its permit.  For a head that waits for
+ * its retry, the rate is asked when the head is due, not before.
  *
  * A hold of the group (job/holds.c) defers jobs in the same way, and with the same flag.
  *
  * Such a job waits longer than necessary once group_rate_limit was raised or removed, or
- * idemq.resume has ended the hold.  So alter_queue makes the jobs of its queue that wait for the
- * rate due, and resume those of the groups whose hold it ends (idemq_group_waits_end).  A claim
+ * idemq.resume has ended the hold.  So alter_queue makes these jobs of its queue due, and idemq.resume
+ * does so for the groups whose hold it ends (idemq_group_waits_end).  A claim
  * defers them again if they are still too soon.  A job that another transaction is deferring at that
  * time, by the former rate or hold, keeps its time: it starts later than it could.  Another call of
  * alter_queue or resume makes it due.
@@ -36,14 +36,14 @@
  * A flag of the row says that a job waits for the rate, and for nothing else (JOB_RATE_LIMITED).
  * The head of a group that uses no permits has in run_at the time when it was due.
  *
- * A restart, a failover or a take_over forgets all buckets.  Then it is not known what was
- * started before, nor what a queue did that was restored from a dump.  So the limit of a group
- * counts as used up at the time when this server became the primary, took over, or gave the queue
- * its state, whichever came last.  A queue that was created in this life of its state has started
- * nothing before.  The same holds for the queue's own rate_limit (job/limits.c).
+ * A restart, a failover or a take_over forgets all buckets.  Then the earlier starts are unknown, as
+ * they are for a queue that was restored from a dump.  So the limit of a group counts as used up at
+ * the time when this server became the primary, took over, or gave the queue its state, whichever
+ * came last.  A queue that was created in this life of its state has no earlier starts.  The same
+ * applies to the queue's own rate_limit (job/limits.c).
  *
- * Where there is no room for a bucket (idemq.max_buckets), the groups of the queue that have
- * none share one (shared/counts/buckets.c): they wait longer, and none starts too soon.
+ * If there is no room for more buckets (idemq.max_buckets), the groups of the queue that have none
+ * share one (shared/counts/buckets.c): their jobs may start later, but never too early.
  */
 #include "postgres.h"
 
@@ -56,30 +56,10 @@
 #include "shared/counts/counts.h"
 #include "shared/queue_states/queue_states.h"
 
-/* Returns whether jobs of a group are limited; those of the group without a name are not. */
-bool
-idemq_group_has_rate_limit(const QueueInfo *queue, Datum group)
-{
-	return queue->group_rate_limit > 0 && !idemq_is_no_group(group);
-}
-
-/* Returns the name of a group's bucket, with palloc'ed bytes: the queue's id, and the group. */
-static BucketName
-bucket_name(const QueueInfo *queue, Datum group)
-{
-	text *value = DatumGetTextPP(group);
-	Size length = VARSIZE_ANY_EXHDR(value);
-	char *bytes = palloc(sizeof(queue->id) + length);
-
-	memcpy(bytes, &queue->id, sizeof(queue->id));
-	memcpy(bytes + sizeof(queue->id), VARDATA_ANY(value), length);
-	return (BucketName){BUCKET_GROUP, bytes, (int) (sizeof(queue->id) + length)};
-}
-
 /*
- * Returns since when the starts of a queue and its groups are known, in ns of the monotonic clock;
- * 0: all are.  Its created_at says nothing of that: it comes with a dump, and from another
- * server's clock.
+ * Returns the time since which all starts of a queue and its groups are known, in ns of the
+ * monotonic clock; 0 if all are.  The queue's created_at cannot be used, because it is part of a
+ * dump, and may be from another server's clock.
  */
 int64
 idemq_starts_known_since(const QueueInfo *queue)
@@ -97,68 +77,40 @@ idemq_starts_known_since(const QueueInfo *queue)
 }
 
 /*
- * Charges a group's bucket with a start, or asks it about one, by act.  Returns when to try again
- * if that is refused, DT_NOBEGIN otherwise.
+ * Returns when the rate of a group allows its next job to start, DT_NOBEGIN for now; with charge,
+ * counts a start if that is now.  A charge is never given back.  The group without a name, and group
+ * 0, have no rate.
  */
-static TimestampTz
-charge_bucket(const QueueInfo *queue, Datum group,
-			  void (*act)(const BucketName *, const RateLimit *, BucketCharge *))
+TimestampTz
+idemq_group_rate_limit(const QueueInfo *queue, Datum group, bool charge)
 {
-	RateLimit limit = idemq_rate_limit(queue->group_rate_limit, queue->group_rate_period,
-									   queue->group_rate_burst);
 	const QueueState *qstate;
-	BucketCharge charge;
+	BucketCharge call;
 	BucketName name;
+	RateLimit limit;
+	text *value;
+	char *bytes;
+	Size length;
 
-	if (!idemq_group_has_rate_limit(queue, group))
+	if (queue->group_rate_limit == 0 || group == (Datum) 0 || idemq_is_no_group(group))
 		return DT_NOBEGIN;
+	limit = idemq_rate_limit(queue->group_rate_limit, queue->group_rate_period,
+							 queue->group_rate_burst);
 	qstate = idemq_qstate_current(queue->qstate, queue->id);
-	name = bucket_name(queue, group);
-	charge.used_up_at = idemq_starts_known_since(queue);
+	/* The bucket's name is the queue's id and the group. */
+	value = DatumGetTextPP(group);
+	length = VARSIZE_ANY_EXHDR(value);
+	bytes = palloc(sizeof(queue->id) + length);
+	memcpy(bytes, &queue->id, sizeof(queue->id));
+	memcpy(bytes + sizeof(queue->id), VARDATA_ANY(value), length);
+	name = (BucketName){BUCKET_GROUP, bytes, (int) (sizeof(queue->id) + length)};
+	call.used_up_at = idemq_starts_known_since(queue);
 	/* If the queue has just lost its state, this may charge another queue that has it now. */
-	charge.qstate_index = idemq_qstate_index(qstate == NULL ? queue->qstate : qstate);
-	act(&name, &limit, &charge);
-	pfree(unconstify(char *, name.name));
-	return charge.answer.allowed ? DT_NOBEGIN
-								 : idemq_now() + idemq_rate_retry_after(&charge.answer);
-}
-
-/* Charges the rate of a group with a start; returns as idemq_group_rate_limit_next. */
-TimestampTz
-idemq_group_rate_limit_take(const QueueInfo *queue, Datum name)
-{
-	return charge_bucket(queue, name, idemq_bucket_charge);
-}
-
-/* Returns when the rate of a group allows its next job to start; DT_NOBEGIN means now. */
-TimestampTz
-idemq_group_rate_limit_next(const QueueInfo *queue, Datum name)
-{
-	return charge_bucket(queue, name, idemq_bucket_ask);
-}
-
-/* Returns when the rate and hold of a group allow its next job to start; DT_NOBEGIN means now. */
-TimestampTz
-idemq_group_next_start(const QueueInfo *queue, Datum name)
-{
-	return Max(idemq_group_rate_limit_next(queue, name), idemq_group_held_until(queue, name));
-}
-
-/*
- * Makes a fetched job that is due wait until the time when its group may start it.  It keeps its
- * permit, or its position in its group.  Never waits for its row.
- */
-JobWrite
-idemq_job_defer_until(JobsTable *table, const Job *job, const QueueInfo *queue, TimestampTz until)
-{
-	EventArgs args = {.now = idemq_now(),
-					  .ready_at = until,
-					  .priority = job->priority,
-					  .takes_permit = idemq_job_has_permit(job),
-					  .due = job->ready_at};
-
-	return idemq_transition(table, job, queue,
-							job->status == JOB_RETRYING ? EVENT_RESCHEDULE_RETRYING
-														: EVENT_RESCHEDULE,
-							&args, JOB_SKIPS);
+	call.qstate_index = idemq_qstate_index(qstate == NULL ? queue->qstate : qstate);
+	if (charge)
+		idemq_bucket_charge(&name, &limit, &call);
+	else
+		idemq_bucket_ask(&name, &limit, &call);
+	pfree(bytes);
+	return call.answer.allowed ? DT_NOBEGIN : idemq_now() + idemq_rate_retry_after(&call.answer);
 }

@@ -17,6 +17,7 @@
 
 #include "mb/pg_wchar.h"
 #include "utils/builtins.h"
+#include "utils/hsearch.h"
 #include "utils/snapmgr.h"
 
 #include "base/base.h"
@@ -39,7 +40,7 @@ typedef struct GroupAsk
 	int64 sum;	 /* room of all open transactions in the group, including that for these jobs */
 } GroupAsk;
 
-/* What enqueue_many asks for in each group, and the group of each job. */
+/* The room that enqueue_many asks for in each group, and the group of each job. */
 struct GroupAsks
 {
 	const QueueInfo *queue;
@@ -48,6 +49,13 @@ struct GroupAsks
 	int *group_of;	 /* by element; -1: not in a group that has a limit */
 	int64 *accepted; /* by group */
 };
+
+/* A group of a call, for find_groups. */
+typedef struct KnownGroup
+{
+	GroupRoomKey key;
+	int index; /* in GroupAsks.groups */
+} KnownGroup;
 
 /* Returns a copy of a group's name as messages show it. */
 static char *
@@ -190,13 +198,11 @@ is_limited(const QueueInfo *queue, const JobChange *columns, Datum *name)
 }
 
 /*
- * Takes room for a new job in its group, before the job's row is written; takes none if the group has
- * no limit.  Adds the room to *taken, for idemq_group_room_return.  If the result is not
- * GROUP_ROOM_TAKEN, no room has been taken.
+ * Takes room for a new job in its group; takes none if the group has no limit.  Adds the room to
+ * *taken.
  */
-GroupRoom
-idemq_group_room_try(JobsTable *table, const QueueInfo *queue, const JobChange *columns,
-					 int64 *taken)
+static GroupRoom
+take_in_group(JobsTable *table, const QueueInfo *queue, const JobChange *columns, int64 *taken)
 {
 	GroupAsk ask = {.jobs = 1};
 	Snapshot snapshot;
@@ -223,101 +229,102 @@ idemq_group_room_try(JobsTable *table, const QueueInfo *queue, const JobChange *
 }
 
 /*
- * Notes that a job that has room will not be added, and gives back the room that was just taken for it.
+ * Takes room for a new job in its queue and in its group, before the job's row is written.  Returns
+ * false if one of them is full; room->group says which, and room that was taken in the queue is kept.
+ * Raises 55P03 if counting the queue's jobs takes too long.
  */
+bool
+idemq_new_job_room_take(JobsTable *table, const QueueInfo *queue, const JobChange *columns,
+						NewJobRoom *room)
+{
+	room->has_in_queue = idemq_room_try(queue, 1, &room->in_queue);
+	room->group = room->has_in_queue ? take_in_group(table, queue, columns, &room->in_group)
+									 : GROUP_ROOM_NOT_ASKED;
+	room->has_in_group = room->group == GROUP_ROOM_TAKEN;
+	return room->has_in_group;
+}
+
+/* Gives back the room of a job that will not be added. */
 void
-idemq_group_room_return(const QueueInfo *queue, const JobChange *columns, int64 taken)
+idemq_new_job_room_give_back(const QueueInfo *queue, const JobChange *columns, NewJobRoom *room)
 {
 	GroupRoomKey key;
 	Datum name;
 
-	if (!is_limited(queue, columns, &name))
-		return;
-	idemq_group_room_key(&key, queue->id, name);
-	idemq_pending_group_room_expect(&key, -1);
-	if (taken > 0)
-		idemq_pending_group_room_give_back(&key, taken);
+	if (unlikely(room->has_in_queue && queue->max_unfinished > 0))
+		idemq_pending_room_give_back(queue, room->in_queue);
+	if (room->has_in_group && is_limited(queue, columns, &name))
+	{
+		idemq_group_room_key(&key, queue->id, name);
+		idemq_pending_group_room_expect(&key, -1);
+		if (room->in_group > 0)
+			idemq_pending_group_room_give_back(&key, room->in_group);
+	}
+	room->in_queue = room->in_group = 0;
+	room->has_in_queue = room->has_in_group = false;
 }
 
-/* Raises IQ007 for a new job of a full group, or 53400 if there was no free entry for its group. */
+/*
+ * Raises IQ007 for a new job for which idemq_new_job_room_take found no room, or 53400 if shared memory
+ * had no free entry for its group.
+ */
 void
-idemq_group_room_refuse(const QueueInfo *queue, const JobChange *columns, GroupRoom why)
+idemq_new_job_room_refuse(const QueueInfo *queue, const JobChange *columns, const NewJobRoom *room)
 {
-	if (why == GROUP_ROOM_NO_ENTRY)
+	if (room->group == GROUP_ROOM_NOT_ASKED)
+		idemq_room_refuse(queue, 1);
+	if (room->group == GROUP_ROOM_NO_ENTRY)
 		refuse_table_full(queue);
 	refuse_jobs(queue, columns->values[COL_GROUP_KEY], 1);
 }
 
 /*
- * Takes room for a new job without a key, both in its queue and in its group.  If one of them is full,
- * raises IQ007 if the rule is FULL_RAISES, and otherwise returns false.  With FULL_ADDS, the job will
- * be added nevertheless, so room that was taken in the queue is kept.
+ * Takes room for a new job without a key.  If there is none, raises IQ007 if the rule is FULL_RAISES,
+ * and otherwise returns false.  With FULL_ADDS, the job will be added nevertheless, so room that was
+ * taken in the queue is kept.
  */
 bool
 idemq_room_for_new_job(JobsTable *table, const QueueInfo *queue, const JobChange *columns,
 					   WhenFull rule)
 {
-	int64 in_queue = 0;
-	int64 in_group = 0;
-	GroupRoom group;
+	NewJobRoom room = {0};
 
-	if (rule == FULL_UNASKED)
-		return true;
-	if (!idemq_room_try(queue, 1, &in_queue))
-	{
-		if (rule == FULL_RAISES)
-			idemq_room_refuse(queue, 1);
-		return false;
-	}
-	group = idemq_group_room_try(table, queue, columns, &in_group);
-	if (group == GROUP_ROOM_TAKEN)
+	if (rule == FULL_UNASKED || idemq_new_job_room_take(table, queue, columns, &room))
 		return true;
 	if (rule == FULL_RAISES)
-		idemq_group_room_refuse(queue, columns, group);
-	if (rule == FULL_SKIPS && queue->max_unfinished > 0)
-		idemq_pending_room_give_back(queue, in_queue);
+		idemq_new_job_room_refuse(queue, columns, &room);
+	if (rule == FULL_SKIPS)
+		idemq_new_job_room_give_back(queue, columns, &room);
 	return false;
-}
-
-static int
-compare_names(const void *a, const void *b, void *arg)
-{
-	const ArrayArg *names = arg;
-	text *left = DatumGetTextPP(names->values[*(const int *) a]);
-	text *right = DatumGetTextPP(names->values[*(const int *) b]);
-	int shorter = Min(VARSIZE_ANY_EXHDR(left), VARSIZE_ANY_EXHDR(right));
-	int order = memcmp(VARDATA_ANY(left), VARDATA_ANY(right), shorter);
-
-	return order != 0 ? order : (int) VARSIZE_ANY_EXHDR(left) - (int) VARSIZE_ANY_EXHDR(right);
 }
 
 /* Finds the group of each element, and the number of jobs that each group gets. */
 static void
 find_groups(GroupAsks *asks, const ArrayArg *names, int count)
 {
-	int *order = palloc(Max(count, 1) * sizeof(int));
-	int n = 0;
+	HASHCTL info = {.keysize = sizeof(GroupRoomKey), .entrysize = sizeof(KnownGroup)};
+	HTAB *known = hash_create("idemq groups of a call", count, &info, HASH_ELEM | HASH_BLOBS);
 
 	for (int i = 0; i < count; i++)
 	{
-		asks->group_of[i] = -1;
-		if (!names->nulls[i] && VARSIZE_ANY_EXHDR(DatumGetTextPP(names->values[i])) > 0)
-			order[n++] = i;
-	}
-	qsort_arg(order, n, sizeof(int), compare_names, unconstify(ArrayArg *, names));
-	for (int i = 0; i < n; i++)
-	{
-		if (i == 0 || compare_names(&order[i - 1], &order[i], unconstify(ArrayArg *, names)) != 0)
-		{
-			GroupAsk *ask = &asks->groups[asks->count++];
+		GroupRoomKey key;
+		KnownGroup *group;
+		bool is_known;
 
-			*ask = (GroupAsk){.name = names->values[order[i]]};
-			idemq_group_room_key(&ask->key, asks->queue->id, ask->name);
+		asks->group_of[i] = -1;
+		if (names->nulls[i] || VARSIZE_ANY_EXHDR(DatumGetTextPP(names->values[i])) == 0)
+			continue;
+		idemq_group_room_key(&key, asks->queue->id, names->values[i]);
+		group = hash_search(known, &key, HASH_ENTER, &is_known);
+		if (!is_known)
+		{
+			group->index = asks->count++;
+			asks->groups[group->index] = (GroupAsk){.name = names->values[i], .key = key};
 		}
-		asks->groups[asks->count - 1].jobs++;
-		asks->group_of[order[i]] = asks->count - 1;
+		asks->groups[group->index].jobs++;
+		asks->group_of[i] = group->index;
 	}
-	pfree(order);
+	hash_destroy(known);
 }
 
 /*

@@ -112,37 +112,18 @@ idemq_hold_find(const QueueInfo *queue, Datum group, Hold *hold)
 	return idemq_spi_row(&find_hold, values, hold, sizeof(*hold));
 }
 
-/* Returns whether a fetched job is in a group that can be held back. */
-static bool
-has_group(const Job *job)
-{
-	return job_has(job, COL_GROUP_KEY) && !idemq_is_no_group(job_value(job, COL_GROUP_KEY));
-}
-
-/* Returns the time until which a group is held back, or DT_NOBEGIN if it is not held back. */
-TimestampTz
-idemq_group_held_until(const QueueInfo *queue, Datum name)
-{
-	Hold hold;
-
-	if (likely(!queue->has_group_holds) || idemq_is_no_group(name) ||
-		!idemq_hold_find(queue, name, &hold) || hold.until <= idemq_now())
-		return DT_NOBEGIN;
-	return hold.until;
-}
-
 /*
- * Returns the time until which a hold of its group keeps a fetched job from starting, DT_NOBEGIN if
- * none does.  *was_held: the group has a hold that has ended.
+ * Returns the time until which a group is held back, DT_NOBEGIN if it is not.  *was_held: the group
+ * has a hold that has ended.  The group without a name, and group 0, cannot be held back.
  */
 TimestampTz
-idemq_group_holds_back(const QueueInfo *queue, const Job *job, bool *was_held)
+idemq_group_held_until(const QueueInfo *queue, Datum group, bool *was_held)
 {
 	Hold hold;
 
 	*was_held = false;
-	if (likely(!queue->has_group_holds) || !has_group(job) ||
-		!idemq_hold_find(queue, job_value(job, COL_GROUP_KEY), &hold))
+	if (likely(!queue->has_group_holds) || group == (Datum) 0 || idemq_is_no_group(group) ||
+		!idemq_hold_find(queue, group, &hold))
 		return DT_NOBEGIN;
 	*was_held = hold.until <= idemq_now();
 	return *was_held ? DT_NOBEGIN : hold.until;
@@ -159,7 +140,7 @@ forget_ended(const QueueInfo *queue, Datum group, TimestampTz claimed_at)
 
 /*
  * Called after a claim whose row this transaction has written: the next hold of the job's queue and
- * group may now begin.  was_held must be as idemq_group_holds_back left it.  The next lookup of the
+ * group may now begin.  was_held must be as idemq_group_held_until set it.  The next lookup of the
  * queue no longer has the hold.
  */
 void
@@ -223,24 +204,6 @@ check_claimed_since(const Attempt *attempt, Datum group, TimestampTz ended_at)
 				"Release the job with idemq.release. A new hold can begin after the next claim."));
 }
 
-/* Records who began a hold.  Extensions are not recorded, because there may be many. */
-static void
-audit_begin(const Attempt *attempt, Datum group, TimestampTz until)
-{
-	AuditEntry entry = {.action = "hold_back",
-						.queue = &attempt->queue,
-						.job_id = attempt->id,
-						.members = {"scope", group == (Datum) 0 ? "queue" : "group", "until",
-									in_words(until)}};
-
-	if (group != (Datum) 0)
-	{
-		entry.members[4] = "group_key";
-		entry.members[5] = TextDatumGetCString(group);
-	}
-	idemq_audit(&entry);
-}
-
 /*
  * Holds back a group, or, if group is 0, the whole queue of a current attempt until a time that is
  * later than now, a time read before the call.  Returns when the hold ends, which may be later.
@@ -252,11 +215,9 @@ idemq_hold_begin(const Attempt *attempt, Datum group, TimestampTz now, Timestamp
 {
 	const QueueInfo *queue = &attempt->queue;
 	Hold hold;
-	bool found;
-	bool begins;
+	bool found = idemq_hold_find(queue, group, &hold);
+	bool begins = !found || hold.until <= now;
 
-	found = idemq_hold_find(queue, group, &hold);
-	begins = !found || hold.until <= now;
 	if (!begins && until <= hold.until)
 		return hold.until;
 	check_end(queue, begins ? now : hold.began_at, until);
@@ -268,8 +229,22 @@ idemq_hold_begin(const Attempt *attempt, Datum group, TimestampTz now, Timestamp
 								  TimestampTzGetDatum(until), Int64GetDatum(attempt->id),
 								  Int64GetDatum(attempt->token), TimestampTzGetDatum(now)},
 						NULL);
+	/* Extensions are not recorded in idemq.audit, because there may be many. */
 	if (begins)
-		audit_begin(attempt, group, until);
+	{
+		AuditEntry entry = {.action = "hold_back",
+							.queue = queue,
+							.job_id = attempt->id,
+							.members = {"scope", group == (Datum) 0 ? "queue" : "group", "until",
+										in_words(until)}};
+
+		if (group != (Datum) 0)
+		{
+			entry.members[4] = "group_key";
+			entry.members[5] = TextDatumGetCString(group);
+		}
+		idemq_audit(&entry);
+	}
 	return until;
 }
 
@@ -297,8 +272,8 @@ static SqlStatement end_waits_of_group = {.text = END_WAITS("group_key = $5"),
 										  .latest = true};
 
 /*
- * Makes the jobs due that wait for the rate, or for the end of a hold, of their group: of one group,
- * or, if name is 0, of the queue.  The next claim defers those that still start too soon.
+ * Makes the jobs of a group, or, if name is 0, of a queue due that wait for their group's rate, or
+ * for the end of its hold.  The next claim defers those that still start too early.
  */
 void
 idemq_group_waits_end(int32 queue_id, Datum name)
@@ -321,7 +296,7 @@ idemq_holds_end(int32 queue_id, Datum group)
 	int ended = (int) idemq_spi_do(&end_all, values, NULL);
 	QueueInfo queue;
 
-	/* Also after a hold that has ended already: see job/group_rate_limit.c. */
+	/* Also if no hold was in force: see job/group_rate_limit.c. */
 	if (idemq_queue_by_id(queue_id, &queue) && queue.has_group_holds)
 		idemq_group_waits_end(queue_id, group);
 	return ended;

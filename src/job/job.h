@@ -59,19 +59,19 @@ typedef struct JobRequest
 	Datum payload;
 	Datum headers;				/* 0 for none */
 	Datum kind;					/* 0 for none */
-	TimestampTz key_expires_at; /* 0: as it was */
+	TimestampTz key_expires_at; /* 0: unchanged */
 } JobRequest;
 
-/* What comes with an event; each event reads the fields that its row names. */
+/* The arguments of events; each event reads the fields whose comments name it. */
 typedef struct EventArgs
 {
-	TimestampTz now; /* extend: also when the lease was renewed */
+	TimestampTz now; /* extend: the time of the heartbeat */
 	/* fail, release, reap, retry, redrive, reschedule, promote, reruns; pause: its time so far */
 	TimestampTz ready_at;
 	int32 priority;		  /* reschedule */
 	bool new_run_at;	  /* reschedule: ready_at was asked for */
 	int16 claim_flags;	  /* claim: JOB_ATTACHED, JOB_HANDLER */
-	bool takes_permit;	  /* promote, reschedule: has a permit of its group even until then */
+	bool takes_permit;	  /* promote, reschedule: the job keeps a permit until ready_at */
 	TimestampTz due;	  /* the same: when it was due, if group_rate_limit set ready_at; or 0 */
 	TimestampTz deadline; /* claim, extend */
 	int64 token;		  /* claim, commit_once: the new one */
@@ -171,14 +171,14 @@ extern void idemq_permits_count(JobsTable *table, const QueueInfo *queue, Datum 
  *		Enqueue with an idempotency key.
  */
 
-/* What a producer wants when its key is taken. */
+/* What a producer asks for if a job has its key. */
 typedef enum OnDuplicate
 {
-	DUPLICATE_KEEP,	   /* the first job stands; another payload is an error */
-	DUPLICATE_IGNORE,  /* the first job stands, whatever its payload */
-	DUPLICATE_REPLACE, /* waiting without an attempt, it takes the new payload, time, priority */
-	DUPLICATE_RERUN, /* as replace; claimed or finished, it runs once more, with the new payload */
-	DUPLICATE_ERROR	 /* raise */
+	DUPLICATE_KEEP,	   /* the first job stays; another payload is an error */
+	DUPLICATE_IGNORE,  /* the first job stays, whatever its payload */
+	DUPLICATE_REPLACE, /* a waiting job without an attempt gets the new payload, time, priority */
+	DUPLICATE_RERUN,   /* like replace; a running or finished job runs again with the new payload */
+	DUPLICATE_ERROR	   /* an error */
 } OnDuplicate;
 
 /* What happens to a new job if its queue or its group is full: see job/room.c and group_room.c. */
@@ -190,13 +190,13 @@ typedef enum WhenFull
 	FULL_UNASKED /* the job is added without asking for room */
 } WhenFull;
 
-/* That, with its details.  Fields that are left out are 0. */
+/* OnDuplicate with its details.  Fields that are left out are 0. */
 typedef struct DuplicateRule
 {
 	OnDuplicate policy;
-	const Interval *max_wait; /* of replace: from the first request on; NULL: no limit */
+	const Interval *max_wait; /* replace: time since the first request; NULL: no limit */
 	bool is_ours;			  /* the server has made the key: see job/kept_key.c */
-	WhenFull when_full;		  /* of a new job */
+	WhenFull when_full;		  /* for a new job */
 } DuplicateRule;
 
 typedef struct EnqueueAnswer
@@ -219,12 +219,12 @@ extern void idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobCha
  *		Finding leases that memory lost: running jobs without a lease entry.
  */
 
-/* Jobs in flight that a scan found without a lease entry. */
+/* Running jobs that a scan found without a lease entry. */
 typedef struct LostLeases
 {
-	MemoryContext context; /* of the list: lives until it is settled */
-	List *found;		   /* of LostLease */
-	bool dropped;		   /* one of them had moved on, or is held: search again */
+	MemoryContext context; /* of the list; lives until idemq_lost_leases_settle */
+	List *found;		   /* elements are LostLease */
+	bool dropped;		   /* one has changed, or its row is held: another search is needed */
 } LostLeases;
 
 extern int64 idemq_row_lease(const Job *job);
@@ -241,15 +241,15 @@ extern int64 idemq_reap_all(const QueueInfo *queue);
 
 /*
  * ready_scan.c
- *		Going through what is due in a queue, from its scan starts on.
+ *		Visiting the due jobs of a queue, from its scan starts.
  */
 
-/* What the scan does with an entry of the ready index that is due. */
+/* What the scan does with a due entry of the ready index. */
 typedef enum ScanStep
 {
-	STEP_PASS, /* not claimable, or ours now: the scan start may pass it */
-	STEP_STAY, /* claimable still, or its row is held: the scan start stays before it */
-	STEP_STOP  /* as STEP_PASS, and enough of it */
+	STEP_PASS, /* not claimable, or claimed by us: the scan start may pass it */
+	STEP_STAY, /* still claimable, or its row is held: the scan start stays before it */
+	STEP_STOP  /* like STEP_PASS, and the scan ends */
 } ScanStep;
 
 /* One scan of a queue. */
@@ -286,15 +286,16 @@ typedef enum TakeResult
 {
 	TAKE_DONE,
 	TAKE_BUSY,	  /* another session is on it */
-	TAKE_CHANGED, /* it moved on since the snapshot */
-	TAKE_LOCKED,  /* a transaction that is no claim holds its row */
+	TAKE_CHANGED, /* it has changed since the snapshot */
+	TAKE_LOCKED,  /* a transaction that does not claim it holds its row */
 	TAKE_LIMIT,	  /* max_running or rate_limit of its queue: see job/limits.c */
 	TAKE_EARLY /* group_rate_limit, or a hold of its group: args->ready_at is when to try again */
 } TakeResult;
 
 extern TakeResult idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue,
-								  JobEvent event, EventArgs *args, int64 lease, int16 flags);
-extern JobWrite idemq_job_defer(JobsTable *table, const Job *job, const QueueInfo *queue);
+								  JobEvent event, EventArgs *args, int16 flags);
+extern JobWrite idemq_job_defer(JobsTable *table, const Job *job, const QueueInfo *queue,
+								TimestampTz until);
 
 /*
  * claim_row.c
@@ -317,23 +318,23 @@ extern Datum idemq_job_document(const Job *job, JobColumn column, bool *isnull);
 /* One call that claims. */
 typedef struct ClaimCall
 {
-	ReadyScan scan; /* of the queue at hand; first, for consider */
-	/* what is asked for */
+	ReadyScan scan; /* of the current queue; first, because scan.consider casts it */
+	/* inputs */
 	int32 wanted;
 	int64 lease; /* microseconds, 0 for the queue's */
 	text *worker;
 	int16 flags; /* JOB_ATTACHED, JOB_HANDLER */
-	/* where the answer goes */
+	/* where the results go */
 	Tuplestorestate *store;
 	TupleDesc desc;
 	bool with_outcome; /* the first column is an outcome */
 	bool with_queue;   /* the queue's name comes before kind */
 	int32 claimed;
-	/* of the last scan, where groups have permits */
-	bool round_ended;	/* it stopped before a priority: see claim_rounds */
-	int round_priority; /* of the last job that it took or left */
-	int32 deferred;		/* jobs that it deferred */
-	List *groups;		/* names whose next job is to be promoted */
+	/* about the last scan, for groups with permits */
+	bool round_ended;	/* it stopped before a priority: see idemq_claim_from_queue */
+	int round_priority; /* priority of the last job that it claimed or left */
+	int32 deferred;		/* jobs that it made wait */
+	List *groups;		/* names of groups whose next job must be promoted */
 } ClaimCall;
 
 extern void idemq_claim_begin(ClaimCall *call, int wanted);
@@ -357,13 +358,8 @@ extern bool idemq_promote_group(const QueueInfo *queue, Datum name);
  *		group_rate_limit: how many jobs of a group may be started in group_rate_period.
  */
 
-extern bool idemq_group_has_rate_limit(const QueueInfo *queue, Datum group);
 extern int64 idemq_starts_known_since(const QueueInfo *queue);
-extern TimestampTz idemq_group_rate_limit_take(const QueueInfo *queue, Datum name);
-extern TimestampTz idemq_group_rate_limit_next(const QueueInfo *queue, Datum name);
-extern TimestampTz idemq_group_next_start(const QueueInfo *queue, Datum name);
-extern JobWrite idemq_job_defer_until(JobsTable *table, const Job *job, const QueueInfo *queue,
-									  TimestampTz until);
+extern TimestampTz idemq_group_rate_limit(const QueueInfo *queue, Datum group, bool charge);
 
 /*
  * reap.c
@@ -424,14 +420,26 @@ typedef enum GroupRoom
 {
 	GROUP_ROOM_TAKEN, /* or none was needed */
 	GROUP_ROOM_FULL,
-	GROUP_ROOM_NO_ENTRY /* shared memory has no free entry for the group */
+	GROUP_ROOM_NO_ENTRY, /* shared memory has no free entry for the group */
+	GROUP_ROOM_NOT_ASKED /* the queue is full */
 } GroupRoom;
 
-extern GroupRoom idemq_group_room_try(JobsTable *table, const QueueInfo *queue,
-									  const JobChange *columns, int64 *taken);
-extern void idemq_group_room_return(const QueueInfo *queue, const JobChange *columns, int64 taken);
-pg_noreturn extern void idemq_group_room_refuse(const QueueInfo *queue, const JobChange *columns,
-												GroupRoom why);
+/* The room of a new job; all 0 before it is taken. */
+typedef struct NewJobRoom
+{
+	int64 in_queue; /* taken for the job */
+	int64 in_group;
+	bool has_in_queue; /* the job has room in the queue, even if none had to be taken for it */
+	bool has_in_group;
+	GroupRoom group; /* what the last attempt to take room found */
+} NewJobRoom;
+
+extern bool idemq_new_job_room_take(JobsTable *table, const QueueInfo *queue,
+									const JobChange *columns, NewJobRoom *room);
+extern void idemq_new_job_room_give_back(const QueueInfo *queue, const JobChange *columns,
+										 NewJobRoom *room);
+pg_noreturn extern void idemq_new_job_room_refuse(const QueueInfo *queue, const JobChange *columns,
+												  const NewJobRoom *room);
 extern bool idemq_room_for_new_job(JobsTable *table, const QueueInfo *queue,
 								   const JobChange *columns, WhenFull rule);
 extern GroupAsks *idemq_group_rooms_begin(JobsTable *table, const QueueInfo *queue,
@@ -474,7 +482,7 @@ extern void idemq_new_job_or_rerun(JobsTable *table, const QueueInfo *queue, Job
 
 /*
  * kept_key.c
- *		Keys that producers may not give: of ticks, of published jobs, of dead-letter records.
+ *		Keys that producers may not use: of ticks, published jobs and dead-letter records.
  */
 
 /* Between a publisher's key and the space of its topic. */
@@ -500,7 +508,7 @@ typedef enum QueueLimit
 	LIMIT_RATE		  /* rate_limit is used up */
 } QueueLimit;
 
-/* How a queue stands to its limits. */
+/* The state of a queue's limits. */
 typedef struct LimitView
 {
 	QueueLimit state;
@@ -510,8 +518,7 @@ typedef struct LimitView
 } LimitView;
 
 extern bool idemq_limit_may_transfer(const QueueInfo *queue);
-extern bool idemq_limit_take_rate(const QueueInfo *queue, bool transfers, RateAnswer *spent);
-extern void idemq_limit_undo_rate(const QueueInfo *queue, const RateAnswer *spent);
+extern bool idemq_limit_rate(const QueueInfo *queue, bool charge);
 extern void idemq_limit_view(const QueueInfo *queue, LimitView *view);
 extern bool idemq_limit_has_room(const QueueInfo *queue, LimitView *view);
 
@@ -548,7 +555,7 @@ typedef struct JobCall
 	int16 flags;	/* JOB_ATTACHED, or 0 */
 	EventArgs args;
 	bool fetched; /* job is fetched already, under the table's snapshot */
-	/* what came of it */
+	/* results */
 	Job job;
 	QueueInfo queue;
 	TimestampTz retry_after; /* DT_NOEND: none */
@@ -567,7 +574,7 @@ typedef struct Attempt
 {
 	int64 id;
 	int64 token; /* the worker's */
-	Job job;	 /* as fetched; void when not found */
+	Job job;	 /* as fetched; not set if it was not found */
 	QueueInfo queue;
 } Attempt;
 
@@ -595,7 +602,7 @@ typedef struct ParentsCall
 	int64 token;
 	int count;
 	int64 *parents;
-	Outcome *outcomes; /* of each: OUTCOME_ADDED, OUTCOME_ALREADY or OUTCOME_LOCKED */
+	Outcome *outcomes; /* one per parent: OUTCOME_ADDED, OUTCOME_ALREADY or OUTCOME_LOCKED */
 } ParentsCall;
 
 extern void idemq_add_parents(ParentsCall *call);
@@ -614,8 +621,7 @@ typedef struct Hold
 } Hold;
 
 extern bool idemq_hold_find(const QueueInfo *queue, Datum group, Hold *hold);
-extern TimestampTz idemq_group_held_until(const QueueInfo *queue, Datum name);
-extern TimestampTz idemq_group_holds_back(const QueueInfo *queue, const Job *job, bool *was_held);
+extern TimestampTz idemq_group_held_until(const QueueInfo *queue, Datum group, bool *was_held);
 extern void idemq_holds_note_claim(const QueueInfo *queue, const Job *job, bool was_held,
 								   TimestampTz claimed_at);
 extern TimestampTz idemq_hold_begin(const Attempt *attempt, Datum group, TimestampTz now,
@@ -637,7 +643,7 @@ typedef enum FinishKind
 	FINISH_INTERRUPT
 } FinishKind;
 
-/* How attempts are to end. */
+/* How to end attempts. */
 typedef struct Finish
 {
 	FinishKind kind;
@@ -659,18 +665,18 @@ extern Outcome idemq_finish_by_token(int64 id, int64 token, Finish *finish, bool
  *		Children whose parents have finished.
  */
 
-/* What has become of a mark, of a group or of a job with dependencies. */
+/* The result of visiting a mark, of a group or of a job with dependencies. */
 typedef enum Promotion
 {
 	PROMOTED,			/* there is a pending job now, which is not committed yet */
-	PROMOTED_FOR_LATER, /* the same, but it is not due yet; or what it waits for was written */
-	JOINED,				/* a child has joined its group, which is to be promoted next */
+	PROMOTED_FOR_LATER, /* the same, but it is not due yet; or a child's new watch was written */
+	JOINED,				/* a child has joined its group, which must be promoted next */
 	AT_LIMIT,			/* all permits of its group are taken, and there is a next job */
 	HAS_HEAD,			/* there is nothing to do until it is marked again */
 	HELD,				/* a row is held, or a head is made but not committed */
-	HAS_MORE,			/* a parent has more children to be told */
-	NOT_FOR_US,			/* it changes all the time, or our snapshot must not see it */
-	LOOK_AGAIN			/* its row has changed; inside job/dependencies.c */
+	HAS_MORE,			/* a parent has more children to mark, or a paused group more jobs */
+	NOT_FOR_US,			/* it changes again and again, or our snapshot must not see it */
+	LOOK_AGAIN			/* its row has changed; only within job/dependencies.c */
 } Promotion;
 
 /* Children that this transaction has released, until the end of their waiting is written. */
@@ -682,7 +688,6 @@ typedef struct ReleasedChildren
 	int room;
 } ReleasedChildren;
 
-extern void idemq_dependency_end_waits(ReleasedChildren *released);
 extern Promotion idemq_dependency_promote(JobsTable *table, const QueueInfo *queue,
 										  DependencyMark mark, int64 id, int64 *next,
 										  ReleasedChildren *released, Datum *group);
@@ -710,7 +715,8 @@ extern Promotion idemq_group_pause_block(JobsTable *table, const QueueInfo *queu
 
 extern Promotion idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key,
 								   Datum name, GroupLowWater *low_water);
-extern void idemq_promote_asked(JobsTable *table, const QueueInfo *queue, const Job *job);
+extern JobWrite idemq_promote_job(JobsTable *table, const QueueInfo *queue, const Job *job,
+								  EventArgs *args);
 
 /*
  * follow.c

@@ -1,29 +1,28 @@
 /*
  * job/kept_key.c
- *		Keys that producers do not give.
+ *		Keys that producers may not use.
  *
- * A job with the key of a tick stands in for the tick (sql/parts/80_schedules.sql).  So only
- * roles that may change the schedule may give a job that key.
+ * A tick treats a job with its key as its own job (sql/parts/80_schedules.sql).  So only roles that
+ * may change the schedule may enqueue a job with that key.
  *
- * The key of a tick is the schedule's name, @ and a time: nightly@2026-11-21T01:30:00Z.  Other
- * keys pay for a check of their shape.  A key of that shape is free while the queue has no
- * schedule of that name.  If a job got the key before there was one, the tick finds the job, and
- * takes it for its own only if it is younger than the schedule.
+ * The key of a tick is the schedule's name, @ and a time: nightly@2026-11-21T01:30:00Z.  For other
+ * keys, only their form is checked.  While the queue has no schedule of that name, producers may
+ * use a key of that form.  If a job got the key before the schedule existed, the tick finds the
+ * job, but treats it as its own only if the job is younger than the schedule.
  *
- * The tick itself does not look for its schedule: its session has locked the row, and says so
- * (idemq_tick_key_own).  By name, it would visit each dead version of a row that is written each
- * second.
+ * The tick itself does not look up its schedule.  Its session has locked the schedule's row, and
+ * tells this file so (idemq_tick_key_own).  A lookup by name would visit each dead version of a row
+ * that may be written every second.
  *
- * Two forms of keys are reserved: only the server gives them, and every role is refused, the owner
- * of idemq's tables and superusers among them.  It does not matter whether there is such a topic,
- * queue or job.
+ * Keys of two forms are reserved for the server.  They are refused for every role, including the
+ * owner of idemq's tables and superusers, whether or not such a topic, queue or job exists.
  *
- *	 - The key of a published job is the publisher's key, @topic: and the topic's space.  If another
- *	   job of a bound queue had it, the publisher would wait, or its message would be taken for that
- *	   job.
- *	 - The key of a dead-letter record is @dead: and the dead job's queue, id and last token
- *	   (job/dead_letter.c).  If another job of the dead-letter queue had it, the death would leave no
- *	   record, and a retry of the dead job would cancel that other job.
+ *	 - The key of a published job is the publisher's key, @topic: and the topic's space.  If
+ *	   another job of a bound queue had this key, the publisher would wait for it, or its message
+ *	   would be treated as a duplicate of that job.
+ *	 - The key of a dead-letter record is @dead: and the queue, id and last token of the dead job
+ *	   (job/dead_letter.c).  If another job of the dead-letter queue had this key, the death would
+ *	   leave no record, and a retry of the dead job would cancel that other job.
  *
  * Rows that come through COPY, a restore or replication are not checked.
  */
@@ -80,14 +79,6 @@ idemq_tick_key_own(int32 queue_id, const char *key, int length)
 	own.subid = GetCurrentSubTransactionId();
 }
 
-/* Returns whether a key is that of the tick under way. */
-static bool
-is_own(int32 queue_id, const char *key, int length)
-{
-	return own.queue_id == queue_id && own.length == length && memcmp(own.key, key, length) == 0 &&
-		   own.xid == GetTopTransactionIdIfAny() && SubTransactionIsActive(own.subid);
-}
-
 /* Returns the length of the name in a key of a tick's shape, 0 for other keys. */
 static int
 name_length(const char *key, int length)
@@ -106,19 +97,25 @@ name_length(const char *key, int length)
 	return length - SHAPE_LENGTH;
 }
 
-/* Raises 42501 for the key of a tick of somebody else's schedule in this queue. */
+/* Raises 42501 for the key of a tick of a schedule in this queue that the role may not change. */
 void
 idemq_tick_key_check(int32 queue_id, Datum key)
 {
 	text *value = DatumGetTextPP(key);
-	int length = name_length(VARDATA_ANY(value), VARSIZE_ANY_EXHDR(value));
+	const char *bytes = VARDATA_ANY(value);
+	int length = VARSIZE_ANY_EXHDR(value);
+	int name = name_length(bytes, length);
 	Creator creator;
 	Datum values[2];
 
 	IDEMQ_STOP("idemq_tick_key_check");
-	if (length == 0 || is_own(queue_id, VARDATA_ANY(value), VARSIZE_ANY_EXHDR(value)))
+	if (name == 0)
 		return;
-	values[0] = PointerGetDatum(cstring_to_text_with_len(VARDATA_ANY(value), length));
+	/* The key of the tick under way. */
+	if (own.queue_id == queue_id && own.length == length && memcmp(own.key, bytes, length) == 0 &&
+		own.xid == GetTopTransactionIdIfAny() && SubTransactionIsActive(own.subid))
+		return;
+	values[0] = PointerGetDatum(cstring_to_text_with_len(bytes, name));
 	values[1] = Int32GetDatum(queue_id);
 	if (idemq_spi_row(&find_schedule, values, &creator, sizeof(creator)) &&
 		!idemq_may_change_schedule(queue_id, NameStr(creator.role), creator.oid))
@@ -164,7 +161,7 @@ is_of_dead_letter(const char *key, int length)
 	return at == length && numbers == 3;
 }
 
-/* Raises 42501 for a key that only the server may give: of a published job or a dead-letter record. */
+/* Raises 42501 for a key of a published job or a dead-letter record. */
 void
 idemq_reserved_key_check(Datum key)
 {

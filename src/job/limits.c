@@ -1,23 +1,21 @@
 /*
  * job/limits.c
- *		Whether a queue's max_running and rate_limit allow a claim.
+ *		Whether max_running and rate_limit of a queue allow a claim.
  *
- * max_running bounds the count of the queue's lease entries, which shared/leases/running.c
- * keeps, with the reason why it is never passed and no wake-up is lost.
+ * max_running limits the number of the queue's lease entries. shared/leases/running.c counts them,
+ * and proves that the limit is never exceeded and no wake-up is lost.  If max_running refuses a
+ * claim, the queue state's running_refused is set, and a waiter is woken when there is room.
  *
- * rate_limit is a limit of base/rates.c on the queue state's rate; each claim costs one.  What was
- * started before the queue had this state is not known, so the limit counts as used up at that time
- * (idemq_starts_known_since).
- *
- * A claimer that a limit refuses is on record in the queue state's refused_by, and is woken when
- * there is room (shared/leases/running.c).  The rate allows the next claim by time alone: the
+ * rate_limit is a limit of base/rates.c on the queue state's rate; each claim costs one.  The
+ * claims before the queue got this state are unknown, so the limit counts as used up at that time
+ * (idemq_starts_known_since).  The rate allows the next claim when enough time has passed, so the
  * worker's timer is set to that time.
  *
- * Locks: rate has rate_mutex, a spinlock, held for arithmetic alone; refused_by is an atomic.
- * call_rate, and with max_running idemq_limit_view, take the queue state's lock, shared, and release
- * it before anything else.  If the queue gets another state after call_rate has read since when its
- * starts are known, that one claim is counted in the new state, which the next call counts as used
- * up.
+ * Locks: rate has rate_mutex, a spinlock, held only for arithmetic; running_refused is an atomic.
+ * call_rate, and with max_running idemq_limit_view, take the queue state's lock, shared, and
+ * release it before anything else.  If the queue gets another state after call_rate has read since
+ * when its starts are known, that one claim is counted in the new state, which the next call counts
+ * as used up.
  */
 #include "postgres.h"
 
@@ -36,18 +34,12 @@
 /* The worker's timer is not set to a rate's next claim more often than this. */
 #define RATE_INTERVAL INT64CONST(1000)
 
-static RateLimit
-rate_limit_of(const QueueInfo *queue)
-{
-	return idemq_rate_limit(queue->rate_limit, queue->rate_period, queue->rate_burst);
-}
-
-/* Asks a queue's rate for one claim, and counts the claim if it is allowed and charge says so. */
+/* Asks a queue's rate for one claim; with charge, counts the claim if it is allowed. */
 static RateAnswer
 call_rate(const QueueInfo *queue, bool charge)
 {
 	QueueState *qstate = queue->qstate;
-	RateLimit limit = rate_limit_of(queue);
+	RateLimit limit = idemq_rate_limit(queue->rate_limit, queue->rate_period, queue->rate_burst);
 	int64 known_since = idemq_starts_known_since(queue);
 	int64 now = idemq_mono_now() * NSECS_PER_USEC;
 	RateState asked;
@@ -55,51 +47,34 @@ call_rate(const QueueInfo *queue, bool charge)
 
 	SpinLockAcquire(&qstate->rate_mutex);
 	idemq_rate_use_up(&limit, &qstate->rate, now, known_since);
-	if (charge)
-		answer = idemq_rate_call(&limit, &qstate->rate, now, 1);
-	else
-		asked = qstate->rate;
+	asked = qstate->rate;
+	answer = idemq_rate_call(&limit, charge ? &qstate->rate : &asked, now, 1);
 	SpinLockRelease(&qstate->rate_mutex);
-	if (!charge)
-		answer = idemq_rate_call(&limit, &asked, now, 1);
 	return answer;
 }
 
 /*
- * Spends one claim of a queue's rate_limit; false when the rate allows none now.  Also false when
- * max_running refuses the claim anyhow, unless the claim gets a transferred permit: giving the
- * spent claim back would wake a waiter in vain.  Neither a rollback nor an error gives it back.
- * *spent is for idemq_limit_undo_rate.
+ * Returns whether a queue's rate_limit allows a claim now; with charge, counts the claim if so.  A
+ * charge is never given back, not even by a rollback or an error.  If the rate allows none, the
+ * worker's timer is set to the time when it will.
  */
 bool
-idemq_limit_take_rate(const QueueInfo *queue, bool transfers, RateAnswer *spent)
+idemq_limit_rate(const QueueInfo *queue, bool charge)
 {
+	RateAnswer answer;
+
 	if (queue->rate_limit == 0)
 		return true;
-	if (queue->max_running > 0 && !transfers &&
-		idemq_running_count(queue->qstate) >= queue->max_running)
-		return false;
-	*spent = call_rate(queue, true);
-	return spent->allowed;
-}
-
-/* Gives back what idemq_limit_take_rate has spent: the claim was not made. */
-void
-idemq_limit_undo_rate(const QueueInfo *queue, const RateAnswer *spent)
-{
-	RateLimit limit = rate_limit_of(queue);
-
-	if (queue->rate_limit == 0)
-		return;
-	SpinLockAcquire(&queue->qstate->rate_mutex);
-	idemq_rate_undo(&limit, &queue->qstate->rate, spent);
-	SpinLockRelease(&queue->qstate->rate_mutex);
-	idemq_running_wake_refused(queue->qstate, queue->id, REFUSED_BY_RATE);
+	answer = call_rate(queue, charge);
+	if (!answer.allowed)
+		idemq_due_by(queue->qstate, DUE_READY,
+					 idemq_now() + Max(idemq_rate_retry_after(&answer), RATE_INTERVAL));
+	return answer.allowed;
 }
 
 /*
- * Returns whether this transaction may claim with the permit of an attempt that it ends: not while
- * more jobs run than may, after the limit was lowered.
+ * Returns whether this transaction may claim with the permit of an attempt that it ends.  It may
+ * not while more jobs are running than max_running allows, after the limit was lowered.
  */
 bool
 idemq_limit_may_transfer(const QueueInfo *queue)
@@ -112,7 +87,7 @@ idemq_limit_may_transfer(const QueueInfo *queue)
 	return free > 0 && idemq_running_count(queue->qstate) - free < queue->max_running;
 }
 
-/* Checks how a queue stands to its limits: max_running, then rate_limit. */
+/* Checks a queue's limits: first max_running, then rate_limit. */
 void
 idemq_limit_view(const QueueInfo *queue, LimitView *view)
 {
@@ -146,24 +121,21 @@ idemq_limit_view(const QueueInfo *queue, LimitView *view)
 }
 
 /*
- * Returns whether the queue's limits would allow one more claim.  A caller that gets
- * false is on record, to be woken when they do.  *view: as idemq_limit_view.
+ * Returns whether the queue's limits would allow one more claim.  If not, a waiter will be woken when
+ * they do.  *view: as idemq_limit_view.
  */
 bool
 idemq_limit_has_room(const QueueInfo *queue, LimitView *view)
 {
-	uint32 limits = (queue->max_running > 0 ? REFUSED_BY_RUNNING : 0) |
-					(queue->rate_limit > 0 ? REFUSED_BY_RATE : 0);
-
-	*view = (LimitView){LIMIT_OPEN, 0, DT_NOEND, false};
-	if (limits == 0)
-		return true;
 	idemq_limit_view(queue, view);
 	if (view->state == LIMIT_OPEN)
 		return true;
-	/* On record first, then the check that counts. */
-	(void) pg_atomic_fetch_or_u32(&queue->qstate->refused_by, limits);
-	idemq_limit_view(queue, view);
+	if (queue->max_running > 0)
+	{
+		/* The flag first, then the check that counts. */
+		(void) pg_atomic_exchange_u32(&queue->qstate->running_refused, 1);
+		idemq_limit_view(queue, view);
+	}
 	if (view->state == LIMIT_RATE)
 		idemq_due_by(queue->qstate, DUE_READY, Max(view->until, idemq_now() + RATE_INTERVAL));
 	else if (view->state == LIMIT_TABLE_FULL)

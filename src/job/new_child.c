@@ -2,26 +2,26 @@
  * job/new_child.c
  *		A new job that waits for its parents: enqueue with depends_on.
  *
- * Its row is written blocked, without a ready_at and without its group, which it joins when
- * its parents are done: otherwise it could stand before one of them in the same group, and
- * neither would ever run.  Parents and group are kept beside (table/jobs_dependencies.c).
- * After the commit the child is marked, and looked at like any child (job/dependencies.c),
- * also when all its parents are done already.
+ * The row of the child is written blocked, without a ready_at and without its group, which it joins
+ * when its parents are done.  Otherwise the child could come before one of its parents in the same
+ * group, and neither would ever run.  Parents and group are stored in other tables
+ * (table/jobs_dependencies.c).  After the commit the child is marked, and looked at like any child
+ * (job/dependencies.c), even if all its parents are already done.
  *
- * A parent is looked for with the latest snapshot, and its end may become visible at any time;
- * shared/groups/dependencies.c proves that no end is missed.  Until this transaction ends nobody
- * deletes a parent: its row is locked FOR KEY SHARE, and its queue against being dropped.
- * Otherwise the parent could be cancelled and deleted before the child is visible; the child's
- * row would not be told, and the parent would count as completed.  That lock is only in the way
- * of deletions: retention, purge and a commit in a queue that keeps nothing leave the row to
- * retention.
+ * Parents are looked up by the latest snapshot, and the end of a parent may become visible at any
+ * time; shared/groups/dependencies.c proves that no end is missed.  Until this transaction ends, no
+ * other transaction can delete a parent, because the parent's row is locked FOR KEY SHARE, and its
+ * queue is locked against being dropped.  Otherwise the parent could be cancelled and deleted
+ * before the child is visible: then the child's row would not be updated, and the parent would
+ * count as completed.  The row lock only blocks deletions: retention and purge skip the row, and a
+ * commit in a queue that keeps nothing leaves the row to retention.
  *
- * A transaction that is deleting a parent is waited for, also if it is a commit in a queue that
- * keeps nothing: if it rolls back, the row is there again without our lock, and the parent may
- * be cancelled and deleted before the child is visible.
+ * If another transaction is deleting a parent, this one waits for it, even if it is a commit in a
+ * queue that keeps nothing.  If that transaction rolls back, the row exists again without our lock,
+ * and the parent may be cancelled and deleted before the child is visible.
  *
- * A parent must exist, in a queue on which the role holds a privilege, since the role will be
- * told the parent's result.  The same goes for idemq.wait_result.
+ * A parent must exist, in a queue on which the role has a privilege, because the role will learn
+ * the parent's result.  The same applies to idemq.wait_result.
  */
 #include "postgres.h"
 
@@ -34,7 +34,10 @@
 #include "shared/groups/groups.h"
 #include "table/table.h"
 
-/* Blocks a new job whose columns are all set; depends has its parents. */
+/*
+ * Makes a new job blocked; all of its columns are set, and depends has its parents.  Sorts the
+ * parents, and removes duplicates.
+ */
 void
 idemq_new_child(JobChange *columns, NewDependencies *depends)
 {
@@ -55,7 +58,7 @@ idemq_new_child(JobChange *columns, NewDependencies *depends)
 	job_set(columns, COL_STATUS, ObjectIdGetDatum(idemq_oids()->status[JOB_BLOCKED]));
 }
 
-/* Raises IQ002, whether there is no such job or the role may not know of it. */
+/* Raises IQ002.  A role without the privilege cannot tell whether the job exists. */
 pg_noreturn static void
 refuse(int64 parent, const char *argument)
 {
@@ -67,20 +70,11 @@ refuse(int64 parent, const char *argument)
 			"privilege on its queue."));
 }
 
-/* Locks a queue; false when another transaction drops it, and this one would not wait. */
-static bool
-lock_queue(int32 queue_id, JobWait wait)
-{
-	if (wait != JOB_WAITS)
-		return idemq_queue_try_lock(queue_id, AccessShareLock);
-	idemq_queue_lock(queue_id, AccessShareLock);
-	return true;
-}
-
 /*
- * Looks a parent up that an argument names, notes it in the filter, and locks its row; *queue: of the
- * parent before, and then of this one.  Raises IQ002.  False when another transaction deletes the parent
- * or its queue, and this one would not wait.
+ * Looks up a parent that is passed in an argument, adds it to the filter of jobs with dependencies,
+ * and locks its row. *queue: in, the queue of the previous parent; out, that of this one.  Raises
+ * IQ002.  Returns false if another transaction is deleting the parent or dropping its queue, and
+ * the caller does not wait.
  */
 bool
 idemq_parent_hold(JobsTable *table, const char *argument, int64 parent, JobWait wait,
@@ -95,17 +89,22 @@ idemq_parent_hold(JobsTable *table, const char *argument, int64 parent, JobWait 
 			refuse(parent, argument);
 		if (job->queue_id != queue->id)
 		{
-			/* Before the lock, whose wait would tell of the job; and after it: it may be gone. */
+			/*
+			 * Before the lock, because waiting for it would reveal that the job exists; and after
+			 * it, because the queue may have been dropped.
+			 */
 			if (!idemq_queue_allows(job->queue_id, PRIVILEGE_ALL, queue))
 				refuse(parent, argument);
-			if (!lock_queue(job->queue_id, wait))
+			if (wait == JOB_WAITS)
+				idemq_queue_lock(job->queue_id, AccessShareLock);
+			else if (!idemq_queue_try_lock(job->queue_id, AccessShareLock))
 				return false;
 			if (!idemq_queue_allows(job->queue_id, PRIVILEGE_ALL, queue))
 				refuse(parent, argument);
 		}
 		idemq_queue_need_qstate(queue);
 		idemq_dependency_note(queue->qstate, parent);
-		/* What this transaction itself has written nobody else deletes. */
+		/* No other transaction can delete a row that this one has written. */
 		if (idemq_jobs_is_own(job))
 			return true;
 		write = idemq_jobs_keep(table, job, wait);
@@ -115,7 +114,9 @@ idemq_parent_hold(JobsTable *table, const char *argument, int64 parent, JobWait 
 	}
 }
 
-/* Notes a parent that has failed, since retention may delete it before the child is looked at. */
+/*
+ * Records a parent that has failed, because retention may delete it before the child is looked at.
+ */
 void
 idemq_parent_note(NewDependencies *depends, const Job *parent)
 {
@@ -143,7 +144,7 @@ idemq_new_child_add(JobsTable *table, const QueueInfo *queue, int64 id, NewDepen
 	{
 		Job parent;
 
-		/* The child's own row, whose id can be guessed, is there by now: it would wait for ever. */
+		/* The id of the child itself, which can be guessed: the child would wait indefinitely. */
 		if (depends->parents[i] == id)
 			refuse(id, "depends_on");
 		(void) idemq_parent_hold(table, "depends_on", depends->parents[i], JOB_WAITS, &last,

@@ -33,9 +33,9 @@ idemq_new_job(JobChange *columns, const QueueInfo *queue, TimestampTz now, Datum
 }
 
 /*
- * Notes what shared memory must do after the commit of a job that is about to be written:
- * its ready key, its group, when it expires.  The columns have its id.  Returns the status
- * that a new one will have.
+ * Notes what shared memory must do after the commit of a job that is about to be written: lower the
+ * scan start to its key, or mark its group or the job itself, and note when it expires.  The
+ * columns include its id.  Returns the status of the job.
  */
 JobStatus
 idemq_new_job_note(const QueueInfo *queue, const JobChange *columns)
@@ -63,10 +63,7 @@ idemq_new_job_note(const QueueInfo *queue, const JobChange *columns)
 	return JOB_PENDING;
 }
 
-/*
- * Adds the job with these columns, which have no key: gives it an id, notes it and inserts it.
- * Returns its status.
- */
+/* Adds a job with these columns, which have no key and no id.  Returns its status. */
 JobStatus
 idemq_new_job_insert(JobsTable *table, const QueueInfo *queue, JobChange *columns)
 {

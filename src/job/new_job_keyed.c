@@ -1,25 +1,28 @@
 /*
  * job/new_job_keyed.c
- *		Enqueue with an idempotency key: the unique index jobs_key decides.
+ *		Enqueue with an idempotency key, which the unique index jobs_key enforces.
  *
- * A lookup comes first: a duplicate costs no more, and is known at each isolation
- * level.  When no job has the key, an insert decides (table/jobs_key.c); unless the
- * caller skips, it waits for a concurrent duplicate whose transaction is open.  If the key is taken
- * after all, another lookup with a fresh snapshot finds the job that has it.
+ * First the key is looked up, so a duplicate costs no more than the lookup, and is found at each
+ * isolation level.  If no job has the key, the result of an insert decides (table/jobs_key.c).  The
+ * insert waits for a concurrent duplicate whose transaction is open, unless the caller skips.  If
+ * the insert finds that the key is in use after all, another lookup, by a new snapshot, finds the
+ * job that has it.
  *
- * The key of a job that finished longer ago than the queue's idempotency window, or whose request
- * gave the key a time to live that is over, is free: the old job gives it up, in the
- * transaction of the new one.  An unfinished job keeps its key, however long it takes.
+ * The key is free if its job finished longer ago than the queue's idempotency window, or if the
+ * request gave the key a time to live that has passed and the job has finished.  Then the
+ * transaction of the new job removes the key from the old job.  An unfinished job keeps its key,
+ * however long it takes.
  *
- * An enqueue waits for a transaction that inserts the same key, within lock_timeout and
+ * An enqueue waits for a transaction that is inserting the same key, within lock_timeout and
  * statement_timeout.  It never waits for the worker of a committed job that has the key, whose
- * transaction may be long, unless it is to write that job (replace, rerun).  A caller that
- * skips (acquire, the dead-letter queue, nowait) waits for none: it first reads what is in doubt,
- * and a lost insert answers OUTCOME_LOCKED; a job that is to be replaced is locked first.
+ * transaction may be long, unless it must write that job (replace, rerun).  A caller that skips
+ * (acquire, the dead-letter queue, nowait) waits for no transaction: it first checks whether an
+ * open transaction is adding or removing the key, locks a job before it replaces it, and returns
+ * OUTCOME_LOCKED if its insert loses.
  *
- * READ COMMITTED always gets the right answer.  Above it, what was committed before the
- * call is known, though the transaction's snapshot may not see it; a concurrent duplicate that
- * commits during the call is 40001.
+ * READ COMMITTED always gets the right result.  Above it, jobs committed before the call are found,
+ * even if the transaction's snapshot does not see them; a concurrent duplicate that commits during
+ * the call causes 40001.
  */
 #include "postgres.h"
 
@@ -33,12 +36,11 @@
 #include "job/job.h"
 #include "queue/queue.h"
 #include "table/table.h"
-#include "txn/txn.h"
 
-/* Repetitions of insert and lookup after which a trigger must be keeping the row out. */
+/* After this number of inserts and lookups, a trigger must be suppressing the row. */
 #define MAX_TRIES 20
 
-/* Returns whether a job has finished, and the time of its key is over. */
+/* Returns whether a job has finished and its key may be used again. */
 static bool
 is_expired(const Job *job, const QueueInfo *queue, TimestampTz now)
 {
@@ -59,15 +61,9 @@ refuse_payload(const QueueInfo *queue, int64 id, const char *what, const char *h
 			errhint("%s", hint));
 }
 
-static bool
-is_same_payload(const Job *job, Datum payload)
-{
-	return idemq_same_document(job_value(job, COL_PAYLOAD), payload);
-}
-
 /*
- * Looks up the job that answers for a key, under the table's snapshot; false when
- * the key is free.  payload, unless it is NULL, must be the job's: raises IQ003.
+ * Looks up the job that has a key, by the table's snapshot; returns false if the key is free.
+ * Raises IQ003 if payload is not NULL and is not equal to the job's payload.
  */
 bool
 idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key, const Datum *payload,
@@ -75,41 +71,24 @@ idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key, const Datu
 {
 	if (!idemq_jobs_find_key(table, queue->id, key, job) || is_expired(job, queue, idemq_now()))
 		return false;
-	if (payload != NULL && !is_same_payload(job, *payload))
+	if (payload != NULL && !idemq_same_document(job_value(job, COL_PAYLOAD), *payload))
 		refuse_payload(queue, job->id, "payload", "Use another key, or pass no payload.");
 	return true;
 }
 
-/* As idemq_job_replace; a caller that skips locks the row first. */
-static JobWrite
-replace(JobsTable *table, const QueueInfo *queue, const Job *job, const JobChange *columns,
-		const DuplicateRule *rule, JobWait wait)
-{
-	JobWrite write = JOB_WRITTEN;
-
-	if (wait != JOB_WAITS)
-		write = idemq_jobs_lock(table, job, LockTupleNoKeyExclusive, wait);
-	if (write == JOB_WRITTEN)
-		write = idemq_job_replace(table, queue, job, columns, rule->policy == DUPLICATE_RERUN,
-								  rule->max_wait);
-	/* The steps that attempts did for another payload are void. */
-	if (write == JOB_WRITTEN && job->token != 0)
-		idemq_steps_void(job->id);
-	return write;
-}
-
 /*
- * Answers with the job that has the key, and does with it what the producer wants.  Returns
- * JOB_LOCKED when the job is to be changed, another transaction holds its row, and the caller
- * skips; JOB_CHANGED when the job has changed: the caller looks it up again.
+ * Fills in *answer for the job that has the key, and does with the job what the rule says.  The
+ * outcome is OUTCOME_LOCKED if the job must be written, but another transaction holds its row and
+ * the caller skips.  Returns false if the job has changed since it was looked up.
  */
-static JobWrite
+static bool
 settle_duplicate(JobsTable *table, const QueueInfo *queue, const Job *job, const JobChange *columns,
 				 const DuplicateRule *rule, JobWait wait, EnqueueAnswer *answer)
 {
 	bool own = idemq_jobs_is_own(job);
+	bool reruns = rule->policy == DUPLICATE_RERUN;
 	bool same_payload;
-	JobWrite write;
+	JobWrite write = JOB_WRITTEN;
 
 	*answer = (EnqueueAnswer){.id = job->id,
 							  .outcome = OUTCOME_DUPLICATE,
@@ -120,7 +99,7 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const Job *job, const
 	switch (rule->policy)
 	{
 		case DUPLICATE_IGNORE:
-			return JOB_WRITTEN;
+			return true;
 		case DUPLICATE_ERROR:
 			if (!own)
 				idemq_sync_rep_await();
@@ -129,8 +108,11 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const Job *job, const
 					errmsg("the key is already used by job %lld", (long long) job->id),
 					errhint("Use on_duplicate => 'keep' to get the existing job."));
 		case DUPLICATE_KEEP:
-			same_payload = is_same_payload(job, columns->values[COL_PAYLOAD]);
-			/* No kind is the same as any kind: producers are deployed one by one. */
+			same_payload =
+				idemq_same_document(job_value(job, COL_PAYLOAD), columns->values[COL_PAYLOAD]);
+			/*
+			 * No kind is equal to any kind, because producers are not all updated at the same time.
+			 */
 			if (!same_payload ||
 				((columns->set & COLUMN_BIT(COL_KIND)) && job_has(job, COL_KIND) &&
 				 !DatumGetBool(DirectFunctionCall2Coll(texteq, C_COLLATION_OID,
@@ -138,48 +120,32 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const Job *job, const
 													   columns->values[COL_KIND]))))
 				refuse_payload(queue, job->id, same_payload ? "kind" : "payload",
 							   "Use another key, or on_duplicate => 'ignore' or 'replace'.");
-			return JOB_WRITTEN;
+			return true;
 		case DUPLICATE_REPLACE:
 		case DUPLICATE_RERUN:
 			break;
 	}
 	idemq_tick_key_check(queue->id, columns->values[COL_KEY]);
-	if (idemq_job_is_replaceable(job, rule->policy == DUPLICATE_RERUN))
-		write = replace(table, queue, job, columns, rule, wait);
-	else
+	if (!idemq_job_is_replaceable(job, reruns))
 	{
-		if (rule->policy == DUPLICATE_RERUN)
+		if (reruns)
 			answer->outcome = OUTCOME_RERUN;
-		return JOB_WRITTEN;
+		return true;
 	}
+	if (wait != JOB_WAITS)
+		write = idemq_jobs_lock(table, job, LockTupleNoKeyExclusive, wait);
 	if (write == JOB_WRITTEN)
-		idemq_jobs_refresh(table); /* a batch may come to that key again */
-	else
+		write = idemq_job_replace(table, queue, job, columns, reruns, rule->max_wait);
+	if (write != JOB_WRITTEN)
+	{
 		answer->outcome = OUTCOME_LOCKED;
-	return write;
-}
-
-/* What an attempt to add a job with a key knows about the room for the job. */
-typedef struct KeyedRoom
-{
-	int64 in_queue; /* taken for the job */
-	int64 in_group;
-	bool has_room; /* the job has room in the queue, even if none had to be taken for it */
-	bool has_group_room;
-	bool is_full;	   /* the queue or the group is full, but the job is added nevertheless */
-	bool looked_again; /* for a duplicate, after the queue or the group was found to be full */
-} KeyedRoom;
-
-/* Gives back the room that was taken for a job that will not be added. */
-static void
-give_room_back(const QueueInfo *queue, const JobChange *columns, KeyedRoom *room)
-{
-	if (unlikely(room->has_room && queue->max_unfinished > 0))
-		idemq_pending_room_give_back(queue, room->in_queue);
-	if (unlikely(room->has_group_room))
-		idemq_group_room_return(queue, columns, room->in_group);
-	room->in_queue = room->in_group = 0;
-	room->has_room = room->has_group_room = false;
+		return write == JOB_LOCKED;
+	}
+	/* The steps that attempts did for another payload are void. */
+	if (job->token != 0)
+		idemq_steps_void(job->id);
+	idemq_jobs_refresh(table); /* the same key may come again in a batch */
+	return true;
 }
 
 typedef enum KeyedStep
@@ -190,60 +156,49 @@ typedef enum KeyedStep
 } KeyedStep;
 
 /*
- * Takes room for a job whose key is not in use.  If the queue or the group is full, raises IQ007 if
- * the rule is FULL_RAISES.
+ * Takes room for a job whose key is not in use; *looked_again: a duplicate was looked for once more
+ * after the queue or the group was found to be full.  If one of them is full, raises IQ007 if the rule
+ * is FULL_RAISES.
  */
 static KeyedStep
 take_keyed_room(JobsTable *table, const QueueInfo *queue, const JobChange *columns,
-				const DuplicateRule *rule, JobWait wait, KeyedRoom *room)
+				const DuplicateRule *rule, JobWait wait, NewJobRoom *room, bool *looked_again)
 {
-	GroupRoom group = GROUP_ROOM_TAKEN;
-	bool queue_is_full;
+	bool was_full = room->group != GROUP_ROOM_TAKEN;
 
-	if (rule->when_full == FULL_UNASKED || room->is_full || room->has_room)
+	if (rule->when_full == FULL_UNASKED || room->has_in_queue ||
+		(was_full && rule->when_full == FULL_ADDS))
 		return KEYED_ADD;
 	/* A duplicate needs no room, even while it waits for the transaction that has its key. */
 	if (wait == JOB_WAITS && (queue->max_unfinished > 0 || queue->group_max_unfinished > 0) &&
 		idemq_jobs_await_key(table, queue->id, columns->values[COL_KEY]))
 		return KEYED_LOOK;
-	room->has_room = idemq_room_try(queue, 1, &room->in_queue);
-	queue_is_full = !room->has_room;
-	if (room->has_room)
-		group = idemq_group_room_try(table, queue, columns, &room->in_group);
-	room->has_group_room = room->has_room && group == GROUP_ROOM_TAKEN;
-	if (room->has_group_room)
+	if (idemq_new_job_room_take(table, queue, columns, room) || rule->when_full == FULL_ADDS)
 		return KEYED_ADD;
-	if (rule->when_full == FULL_ADDS)
-	{
-		room->is_full = true;
-		return KEYED_ADD;
-	}
-	give_room_back(queue, columns, room);
+	idemq_new_job_room_give_back(queue, columns, room);
 	/*
 	 * A duplicate needs no room.  So wait for an open transaction that is adding one, and look once
 	 * more in case such a transaction has just committed.
 	 */
 	if ((wait == JOB_WAITS && idemq_jobs_await_key(table, queue->id, columns->values[COL_KEY])) ||
-		!room->looked_again)
+		!*looked_again)
 	{
-		room->looked_again = true;
+		*looked_again = true;
 		return KEYED_LOOK;
 	}
-	if (rule->when_full == FULL_RAISES && queue_is_full)
-		idemq_room_refuse(queue, 1);
 	if (rule->when_full == FULL_RAISES)
-		idemq_group_room_refuse(queue, columns, group);
+		idemq_new_job_room_refuse(queue, columns, room);
 	return KEYED_SKIP;
 }
 
 /*
- * Adds the job with these columns, key among them; or answers with the job that has the key, and
- * replaces it, if the rule says so.  OUTCOME_RERUN: the caller is to have that job run once more
- * (idemq_new_job_or_rerun).  A caller that skips is answered
- * OUTCOME_LOCKED, and nothing else, when a concurrent duplicate's transaction is open, or another
- * holds the row that would be changed.  The job gets its id here, unless the columns have it.
- * Raises IQ003, IQ004; IQ007 for a new job of a full queue or group; 42501 for the key of another
- * role's tick, or for a reserved one; 40001 above READ COMMITTED.
+ * Adds a job with these columns, which include a key; or, if a job has that key, fills in *answer
+ * for that job, and replaces it if the rule says so.  With OUTCOME_RERUN, the caller must make that
+ * job run again (idemq_new_job_or_rerun).  For a caller that skips, the outcome is OUTCOME_LOCKED,
+ * and nothing else is done, if a concurrent duplicate's transaction is open, or another transaction
+ * holds a row that must be written.  The new job gets its id here, unless the columns have it.
+ * Raises IQ003 and IQ004; IQ007 for a new job of a full queue or group; 42501 for a reserved key,
+ * or the key of another role's tick; 40001 above READ COMMITTED.
  */
 void
 idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns,
@@ -253,11 +208,12 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 	Datum key = columns->values[COL_KEY];
 	bool added = false;
 	JobStatus status = JOB_PENDING;
-	KeyedRoom room = {0};
+	NewJobRoom room = {0};
+	bool looked_again = false;
 
 	if (!rule.is_ours)
 		idemq_reserved_key_check(key);
-	/* A holder may come and go between the lookups, but not again and again. */
+	/* A job with the key may appear and disappear between two lookups, but not again and again. */
 	for (int tries = 0; !added; tries++)
 	{
 		Job job;
@@ -271,23 +227,23 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 			/* A concurrent duplicate that the transaction's snapshot does not see. */
 			if (tries > 0 && IsolationUsesXactSnapshot() && !idemq_jobs_is_own(&job))
 				idemq_jobs_refresh_or_raise(table);
-			if (settle_duplicate(table, queue, &job, columns, &rule, wait, answer) != JOB_CHANGED)
+			if (settle_duplicate(table, queue, &job, columns, &rule, wait, answer))
 			{
-				give_room_back(queue, columns, &room);
+				idemq_new_job_room_give_back(queue, columns, &room);
 				return;
 			}
 			idemq_jobs_refresh_or_raise(table);
-			/* Another transaction has changed the job: that does not count as a try. */
+			/* Another transaction has changed the job, which does not count as a try. */
 			tries = 0;
 			continue;
 		}
 		*answer = (EnqueueAnswer){.outcome = OUTCOME_LOCKED};
 		if (!found && wait != JOB_WAITS && idemq_jobs_key_in_doubt(table, queue->id, key))
 		{
-			give_room_back(queue, columns, &room);
+			idemq_new_job_room_give_back(queue, columns, &room);
 			return;
 		}
-		switch (take_keyed_room(table, queue, columns, &rule, wait, &room))
+		switch (take_keyed_room(table, queue, columns, &rule, wait, &room, &looked_again))
 		{
 			case KEYED_ADD:
 				break;
@@ -304,14 +260,14 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 			JobChange change = {0};
 			JobWrite write;
 
-			/* That job has finished, and gives its key up. */
+			/* That job has finished: remove its key. */
 			job_set_null(&change, COL_KEY);
 			job_set_null(&change, COL_KEY_EXPIRES_AT);
 			write = idemq_jobs_update(table, &job, &change, wait);
 
 			if (write == JOB_LOCKED)
 			{
-				give_room_back(queue, columns, &room);
+				idemq_new_job_room_give_back(queue, columns, &room);
 				return;
 			}
 			if (write == JOB_CHANGED)
@@ -327,10 +283,10 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 		added = found ? idemq_jobs_insert_successor(table, columns, &job)
 					  : idemq_jobs_insert_keyed(table, columns, wait);
 		if (found || !added)
-			idemq_jobs_refresh(table); /* a batch may come to that key again */
+			idemq_jobs_refresh(table); /* the same key may come again in a batch */
 	}
 	*answer = (EnqueueAnswer){.id = DatumGetInt64(columns->values[COL_ID]),
 							  .outcome = OUTCOME_ACCEPTED,
 							  .status = status,
-							  .full = room.is_full};
+							  .full = room.group != GROUP_ROOM_TAKEN};
 }

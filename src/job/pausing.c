@@ -3,30 +3,31 @@
  *		The end of a pause at its time, of a queue or of one of its groups.  (idemq.pause and
  *		idemq.resume: sql/parts/30_queues.sql)
  *
- * The row has both paused and paused_until.  Whoever hands out jobs, or waits for some, asks
- * idemq_queue_is_paused, which is false from that time on.  So the queue resumes by the clock
- * alone, without a worker, a write or a look.  What is left is to tell the sessions that sleep,
- * and whoever reads the row:
+ * A row of idemq.queues has both paused and paused_until.  Code that hands out jobs, or waits for
+ * some, calls idemq_queue_is_paused, which returns false from that time on.  So the queue resumes
+ * when the time comes, without a worker, and without a read or a write.  What remains is to notify
+ * sleeping sessions, and to update the row for its readers:
  *
- *	 - Every change of a queue's settings has the worker run its task "due" for it once
- *	   (follow_settings in txn/pending.c).  That reads the queue, and has itself run
- *	   again at paused_until.  It takes the queue state's DUE_READY first and reads the settings
- *	   then; a pause becomes visible, then moves the settings' number, then lowers DUE_READY.  So
- *	   if the taking swallowed the lowering, the read finds the new number.
- *	 - At that time the task ends the pause in the row, as idemq.resume does, with a line in
- *	   idemq.audit; all waiters wake, and sessions that LISTEN are told if something is ready.
- *	   It waits for nobody: a row that is locked is tried again a second later.
- *	 - A waiter of idemq.wait wakes at that time by itself.
+ *	 - After each change of a queue's settings, the worker runs its task "due" for the queue once
+ *	   (follow_settings in txn/pending.c).  The task reads the queue, and schedules itself for
+ *	   paused_until.  It first takes the queue state's DUE_READY, and then reads the settings.  A
+ *	   pause first becomes visible, then moves the version of the settings, then lowers DUE_READY.
+ *	   So if taking DUE_READY undid that lowering, the task sees the new version.
+ *	 - At that time, the task ends the pause in the row, as idemq.resume does, with a row in
+ *	   idemq.audit.  All waiters wake, and sessions that LISTEN are notified if a job is ready.
+ *	   The task does not wait for locks: if the row is locked, the task tries again a second
+ *	   later.
+ *	 - A session in idemq.wait wakes at that time by itself.
  *
- * Without a worker the row says paused until somebody resumes the queue or a worker starts;
- * idemq.metrics and idemq.why go by the time.
+ * Without a worker, the row says paused until the queue is resumed or a worker starts;
+ * idemq.metrics and idemq.why compare the times.
  *
- * A pause of a group (job/group_pause.c) ends in the same way: by the clock, and in the task "due",
- * which deletes its row and has the group promoted.  A queue's settings say when the first of these
- * pauses ends.  Without a worker a claim deletes such rows, and so does a session that waits, as part
- * of the fallback maintenance: nobody else would promote the group.
+ * A pause of a group (job/group_pause.c) ends in the same way: when its time comes, and in the task
+ * "due", which deletes its row and has the group promoted.  A queue's settings say when the first
+ * of these pauses ends.  Without a worker, a claim deletes such rows, and so does a session that
+ * waits, as part of the fallback maintenance, because no other session would promote the group.
  *
- * Locks: the row of the queue, or of the paused group, to the end of the transaction.
+ * Locks: the row of the queue, or of the paused group, until the end of the transaction.
  */
 #include "postgres.h"
 
@@ -82,13 +83,14 @@ static SqlStatement group_pause_list_over =
 	 .fields = (const SqlField[]){SQL_FIELD(EndedPause, group), SQL_FIELD(EndedPause, until)}};
 
 /*
- * Ends the pause of a queue in its row, for the worker, unless the row is locked or the time is
- * not over; returns whether it did.
+ * Ends the pause of a queue in its row, unless the row is locked or the time has not come; returns
+ * whether it did.
  */
 bool
 idemq_pause_end_if_over(const QueueInfo *queue)
 {
 	Datum values[] = {Int32GetDatum(queue->id), TimestampTzGetDatum(idemq_now())};
+
 	if (idemq_spi_do(&end_if_over, values, NULL) == 0)
 		return false;
 	idemq_pending_note(ACTION_RESUME, NULL, queue->id);
@@ -125,14 +127,13 @@ idemq_group_pauses_end(const QueueInfo *queue)
 						   sizeof(EndedPause), &count);
 	for (int i = 0; i < count; i++)
 	{
-		AuditEntry entry = {.action = "resume", .queue = queue};
+		const char *until = pstrdup(timestamptz_to_str(ended[i].until));
 
-		entry.members[0] = "group_key";
-		entry.members[1] = TextDatumGetCString(ended[i].group);
-		entry.members[2] = "until";
-		entry.members[3] = pstrdup(timestamptz_to_str(ended[i].until));
 		if (!keeps)
-			idemq_audit(&entry);
+			idemq_audit(&(AuditEntry){.action = "resume",
+									  .queue = queue,
+									  .members = {"group_key", TextDatumGetCString(ended[i].group),
+												  "until", until}});
 		/* Immediately, because the caller may itself be claiming jobs of this group. */
 		idemq_promote_later(queue, ended[i].group);
 	}

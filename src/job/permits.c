@@ -3,28 +3,28 @@
  *		The concurrency permits of a group: with group_max_running above 1, that many of its jobs
  *		may be running at once.
  *
- * A job has a permit from its promotion on (job/promote.c), while it is pending and
- * running, until what ends its attempt has committed: finished, failed, released or
- * reaped.  Only its row says whether a job has one:
+ * A job gets a permit when it is promoted (job/promote.c), and keeps it while it is pending and
+ * running, until the end of its attempt has committed: finished, failed, released or reaped.  Only
+ * the row of a job says whether it has one:
  *
  *		running							has a permit
  *		pending, with JOB_PERMIT		has a permit: it may be claimed, now or later
  *		pending without it, retrying	has none: it waits for its time
  *		blocked, finished				has none
  *
- * Only a promotion of a job that is due gives it a permit, and whatever else sets its ready_at takes
- * the permit away (job/transition.c).  That is so in every group, also with a group_max_running of
- * 1, where no code asks: so the rows are right when group_max_running becomes more than 1.  A claim
- * that finds a due job without a permit, one written by hand for example, does not take it, but
- * makes it blocked (EVENT_DEFER).  Then the job waits for a permit as the others do, ahead of
- * those that were enqueued later.
+ * A job gets a permit only if it is due when it is promoted, and every other event that sets its
+ * ready_at takes the permit away (job/transition.c).  This also happens with a group_max_running of
+ * 1, where permits are not used, so the rows are right when group_max_running becomes more than 1.  A
+ * claim that finds a due job without a permit, for example one written by hand, does not claim it, but
+ * makes it blocked (EVENT_DEFER).  The job then waits for a permit like the others, ahead of those
+ * that were enqueued later.
  *
- * Never more than group_max_running.  A promotion counts the permits, as the group's promoter, by a
- * snapshot that is younger than its ownership.  So the snapshot shows all permits that earlier
- * promoters gave; it may also show permits that have been given back since.  The promotion
- * gives one more only if it counts fewer than group_max_running.  A rollback of the
- * promotion, or a crash, takes the permit back with the row; a rollback of the claim, or of the
- * attempt's end, leaves the job its permit.
+ * There are never more permits than group_max_running.  A session that owns the group counts the
+ * permits, by a snapshot that is younger than its ownership.  So the snapshot shows all permits that
+ * earlier promoters gave; it may also show permits that have been given back since.  The session gives
+ * one more only if it counts fewer than group_max_running.  A rollback of the promotion, or a crash,
+ * also removes the permit, which is in the row; after a rollback of the claim, or of the attempt's
+ * end, the job still has its permit.
  *
  * Fair (round-robin) order.  A group has at most one job that waits to be claimed, whatever its
  * group_max_running, and that job's position in the ready index is the time of its promotion.  So
@@ -38,12 +38,12 @@
  * times are the same only if a promotion becomes visible, and the next claim is made, within one
  * microsecond.)
  *
- * The next job is promoted once the one before it is claimed, not when that claim commits: a
- * worker may claim, work and commit in one transaction.  A pending job that has a
- * lease entry is being claimed, and counts as taken.  The call that claims promotes the next one
- * itself, or marks the group, before it returns; a claim without an entry, with a full lease
- * table, marks it by its commit.  If the claim is rolled back, the group may have two jobs that
- * wait, and be served once more in that round; it never has an extra permit.
+ * The next job is promoted as soon as the one before it is claimed, not when that claim commits,
+ * because a worker may claim, work and commit in one transaction.  A pending job that has a lease
+ * entry is being claimed, and counts as taken.  The call that claims it promotes the next one itself,
+ * or marks the group, before it returns; a claim without an entry, because the lease table is full,
+ * marks the group when it commits.  If the claim is rolled back, the group may have two waiting jobs,
+ * and may be served once more in that round, but it never has an extra permit.
  *
  * A job that is enqueued without a group, in a queue whose groups have permits, is in the group
  * without a name, which no user can give: '' in the row, NULL for the worker.  That group is served
@@ -69,9 +69,9 @@
 #include "txn/txn.h"
 
 /*
- * Adds to a change that sets ready_at, for a job of a group that has permits, whether the job
- * takes or keeps a permit.  Without one, run_at holds the time that the job waits for, and its
- * group is checked when this has committed: the permit that the job had, if any, is free.
+ * Completes a change that sets ready_at, for a job in a group with permits; takes: the job gets or
+ * keeps a permit.  A job without one has the time for which it waits in run_at, and its group is
+ * checked after the commit, because the permit that the job had, if any, is free.
  */
 void
 idemq_permit_follow(JobChange *change, const Job *job, const QueueInfo *queue, bool takes,
@@ -91,7 +91,7 @@ idemq_permit_follow(JobChange *change, const Job *job, const QueueInfo *queue, b
 
 /*
  * Counts the permits of a group by the table's snapshot, among the jobs with a ready_at between
- * from and until; stops when it is known that no job may be promoted.
+ * from and until.  Stops as soon as it is known that no job may be promoted.
  */
 void
 idemq_permits_count(JobsTable *table, const QueueInfo *queue, Datum name, TimestampTz from,

@@ -1,45 +1,45 @@
 /*
  * job/promote.c
- *		Giving FIFO groups their heads: in each group that has none, the first job that is
- *		blocked becomes pending.
+ *		Giving FIFO groups their heads: in each group that has none, the first blocked job becomes
+ *		pending.
  *
- * A job of a group is enqueued blocked, without a ready_at, so that no claim meets it.
- * A transaction that enqueues or finishes one does not touch the others of its group, so
- * such transactions never wait for each other.  After its commit the group is marked
- * (shared/groups/groups.c), and promoted here: by the worker in a transaction of its own, or by
- * a claim in the claim's.  Such a claim promotes no more heads than it wants jobs, since
- * other sessions see those groups as busy until its transaction ends.
+ * A job of a group is enqueued blocked, without a ready_at, so claims do not see it.  A transaction
+ * that enqueues or finishes one does not touch the other jobs of the group, so such transactions
+ * never wait for each other.  After its commit the group is marked (shared/groups/groups.c), and
+ * promoted here: by the worker in a transaction of its own, or by a claim in the claim's
+ * transaction.  Such a claim promotes at most as many heads as the jobs that it still wants,
+ * because other sessions see those groups as busy until its transaction ends.
  *
- * At most one job of a group is pending, retrying or running.  Every way from blocked into
- * these statuses is here, under the ownership of the group, which is taken before the snapshot
- * and lasts until the promotion is visible.  So the snapshot shows the group's head, if there
- * is one.  The low-water mark, below which a head is not looked for, is read after each snapshot
- * (the proof is in shared/groups/groups.c).
+ * At most one job of a group is pending, retrying or running.  Only this file and the files that it
+ * calls move a job from blocked to one of these statuses, and only while the session owns the
+ * group.  It takes the ownership before its snapshot, and keeps it until the promotion is visible.
+ * So the snapshot shows the group's head, if there is one.  The low-water mark, below which no head
+ * is looked for, is read after each snapshot (shared/groups/groups.c has the proof).
  *
- * No group is forgotten: for a group whose committed jobs have no head there is a mark, a promoter,
- * a scan of its queue that is to come, or a session between its commit and its callback.
+ * No group is forgotten: for a group whose committed jobs have no head, there is a mark, a
+ * promoter, a scan of its queue that is due, or a session between its commit and its callback.
  * idemq.check() checks both (groups.head, groups.headless), and that no job is below its group's
  * low-water mark (groups.low_water).
  *
- * The order is that of the ids: of two enqueues that overlap in time the one that
- * called first goes first, if both are committed when one of them is promoted; one
- * that commits later waits behind the head that there is.
+ * The order is that of the ids.  Of two enqueues that overlap in time, the one that was called
+ * first comes first if both are committed when one of them is promoted; an enqueue that commits
+ * later waits behind the head that exists then.
  *
- * With group_max_running above 1 a group has permits instead of a head (job/permits.c proves that
- * there are never more): its next job is promoted when there is a free permit, and no other job of
- * the group waits to be claimed.  A job that is not due yet is promoted without a permit, so that
- * it comes back when it is due, and the next one follows at once.
+ * With group_max_running above 1, a group has permits instead of a head (job/permits.c proves that
+ * there are never more).  Its next job is promoted when a permit is free, and no other job of the
+ * group waits to be claimed.  A job that is not due yet is promoted without a permit, so that its
+ * group is visited again when it is due, and the next job follows immediately.
  *
- * A job whose row another transaction holds is not waited for: its group is visited again a
- * moment later.  Nor is it passed over, except in the group without a name
- * (job/promote_one.c).  A job that had expired when it was next is cancelled, and the next one
- * follows.
+ * If another transaction holds the row of a job, the promotion does not wait: the group is visited
+ * again a moment later.  Nor is that job passed over, except in the group without a name
+ * (job/promote_one.c).  If the next job of a group has expired, it is cancelled, and the one after
+ * it follows.
  *
  * A paused group keeps all its jobs blocked: job/group_pause.c.
  *
- * Marks of children and parents (shared/groups/dependencies.c) are kept among those of groups,
- * and taken and owned as they are; job/dependencies.c does what they are for.  When a child
- * joins its group, that group is promoted.
+ * Marks of children and parents (shared/groups/dependencies.c) are stored among the marks of
+ * groups, and are taken and owned in the same way; job/dependencies.c does what they require.  When
+ * a child joins its group, that group is promoted.
  */
 #include "postgres.h"
 
@@ -57,15 +57,15 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* Groups taken in one go. */
+/* Maximum number of groups taken at a time. */
 #define PROMOTE_BATCH 256
 
-/* Ready jobs of a queue, known to be there, that are many. */
+/* With this many ready jobs in the read-ahead buffer, a queue has many. */
 #define LONG_LINE READ_AHEAD_LOW
 
 static bool may_linger = false;
 
-/* Where this session's last scan stopped. */
+/* The group at which this session's last scan stopped. */
 static struct
 {
 	int32 queue_id;
@@ -73,10 +73,10 @@ static struct
 } left_off;
 
 /*
- * Promotes a group that this session owns, or does what its mark of a dependency is for, and
- * gives it back unless this transaction has written in it, now or before (again).  Returns
- * whether there is a job now that can be claimed.  *joined: the group that a child has joined,
- * which may need a head; otherwise it is not set.
+ * Promotes a group that this session owns, or does what its mark requires if it is a mark of a
+ * child or parent.  Gives the group back, unless this transaction has written in it, now or before
+ * (again).  Returns whether there is a new job that can be claimed. *joined: set to the group that
+ * a child has joined, which may need a head; otherwise unchanged.
  */
 static bool
 promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group, Datum name,
@@ -110,22 +110,9 @@ promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group,
 static bool promote_named(JobsTable *table, const QueueInfo *queue, Datum name);
 
 /*
- * Promotes the group that a child has joined, 0 for none, by a snapshot that shows this
- * transaction's own changes.  If another session owns the group, the commit marks it.
- */
-static bool
-promote_joined(JobsTable *table, const QueueInfo *queue, Datum joined)
-{
-	if (joined == (Datum) 0)
-		return false;
-	idemq_jobs_refresh(table);
-	return promote_named(table, queue, joined);
-}
-
-/*
- * Promotes the group of a key, which has that name; or, if the key is the mark of a job, looks at
+ * Promotes the group with that key and name.  If the key is the mark of a job, name is 0: looks at
  * the job, and promotes the group that it joins, if any.  Does nothing while another session owns
- * the group or mark.
+ * the group or mark.  Returns whether a job can be claimed now.
  */
 static bool
 promote_key(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name)
@@ -142,7 +129,10 @@ promote_key(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum
 	if (own == GROUP_FULL)
 		idemq_groups_want_scan(queue->qstate, queue->id, SCAN_GROUPS | SCAN_CHILDREN, true);
 	else if (own == GROUP_BUSY)
-		/* Its promoter visits it now or later, unless this transaction is the promoter. */
+		/*
+		 * The promoter visits the group now or later, unless this transaction itself is the
+		 * promoter.
+		 */
 		again = name != (Datum) 0 && idemq_group_uses_permits(queue, name) &&
 				idemq_pending_groups_owns(&group.key);
 	else
@@ -150,11 +140,16 @@ promote_key(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum
 	if (own != GROUP_OWNED && !again)
 		return false;
 	idemq_jitter();
-	/* A snapshot that is younger than our ownership. */
+	/* The snapshot must be younger than the ownership. */
 	idemq_jobs_refresh(table);
 	promoted = promote_owned(table, queue, &group, name, again, &released, &joined);
-	idemq_dependency_end_waits(&released);
-	return promoted || promote_joined(table, queue, joined);
+	if (released.count > 0)
+		idemq_dependency_released(released.ids, released.tokens, released.count);
+	if (promoted || joined == (Datum) 0)
+		return promoted;
+	/* By a snapshot that shows the child.  If another session owns the group, the commit marks it. */
+	idemq_jobs_refresh(table);
+	return promote_named(table, queue, joined);
 }
 
 /* Promotes the named group, unless another session owns it. */
@@ -169,8 +164,8 @@ promote_named(JobsTable *table, const QueueInfo *queue, Datum name)
 }
 
 /*
- * Looks at a job that is blocked by its parents; false when it still is, or that is not known.
- * Refreshes the table.
+ * Looks at a job that is blocked by its parents.  Returns false if it still is, or if that is not
+ * known.  Refreshes the table.
  */
 bool
 idemq_promote_child(JobsTable *table, const QueueInfo *queue, int64 id)
@@ -184,27 +179,11 @@ idemq_promote_child(JobsTable *table, const QueueInfo *queue, int64 id)
 	return promote_key(table, queue, &key, (Datum) 0);
 }
 
-/* Keeps the name of the group at which a scan stopped; NULL: none. */
-static void
-leave_off(int32 queue_id, Datum name)
-{
-	text *value = name == (Datum) 0 ? NULL : DatumGetTextPP(name);
-
-	if (left_off.name != NULL)
-		pfree(left_off.name);
-	left_off.name = NULL;
-	left_off.queue_id = queue_id;
-	if (value != NULL)
-		left_off.name = MemoryContextAlloc(TopMemoryContext, VARSIZE_ANY(value));
-	if (value != NULL)
-		memcpy(left_off.name, value, VARSIZE_ANY(value));
-}
-
 /*
- * Scans all groups of a queue, and promotes up to max that have no head.  Returns how many; if
- * these were not all, the queue is to be scanned again.  Begins behind the group at which the
- * last scan stopped, and at the end goes on with the first group: otherwise many scans would
- * take that many times as long.
+ * Scans all groups of a queue, and promotes up to max that have no head.  Returns how many; if some
+ * groups are left, requests another scan.  Begins after the group at which the last scan stopped,
+ * and continues with the first group when it reaches the last one.  If each scan began with the
+ * first group, many scans would read the first groups each time.
  */
 static int
 scan_groups(JobsTable *table, const QueueInfo *queue, int max)
@@ -218,13 +197,18 @@ scan_groups(JobsTable *table, const QueueInfo *queue, int max)
 	int promoted = 0;
 	Job job;
 
-	leave_off(0, (Datum) 0);
+	if (left_off.name != NULL)
+		pfree(left_off.name);
+	left_off.name = NULL;
 	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (promoted >= max)
 		{
-			leave_off(queue->id, name);
+			left_off.queue_id = queue->id;
+			MemoryContextSwitchTo(TopMemoryContext);
+			if (name != (Datum) 0)
+				left_off.name = DatumGetTextPCopy(name);
 			idemq_groups_want_scan(queue->qstate, queue->id, SCAN_GROUPS, false);
 			break;
 		}
@@ -240,7 +224,7 @@ scan_groups(JobsTable *table, const QueueInfo *queue, int max)
 		name = PointerGetDatum(PG_DETOAST_DATUM_COPY(job_value(&job, COL_GROUP_KEY)));
 		if (last != (Datum) 0)
 			pfree(DatumGetPointer(last));
-		/* There may be many paused groups: if no job of such a group is ready, read no further. */
+		/* There may be many paused groups: if no job of such a group is ready, skip it. */
 		if (idemq_jobs_group_is_paused(table, queue, name, NULL)
 				? job.status != JOB_BLOCKED || idemq_pending_groups_pauses()
 				: job.status == JOB_BLOCKED || idemq_group_uses_permits(queue, name))
@@ -251,16 +235,9 @@ scan_groups(JobsTable *table, const QueueInfo *queue, int max)
 	return promoted;
 }
 
-/* Begins a slice of a worker's task; that of a claim is over when it has promoted enough. */
-static void
-begin_slice(Slice *slice)
-{
-	idemq_slice_begin(slice, idemq_worker_self() != NULL ? SLICE_OF_TASK : PG_INT64_MAX);
-}
-
 /*
- * Promotes groups that this session has taken, at least one, until the slice is over; the others
- * are given back.  Returns how many.
+ * Promotes groups that this session has taken: at least one, and more until the slice is over.
+ * Gives the others back.  Returns how many were promoted.
  */
 static int
 promote_taken(JobsTable *table, const QueueInfo *queue, const GroupTaken *groups, int count,
@@ -287,10 +264,14 @@ promote_taken(JobsTable *table, const QueueInfo *queue, const GroupTaken *groups
 		if (joined != (Datum) 0)
 			all_joined = lappend(all_joined, DatumGetPointer(joined));
 	}
-	idemq_dependency_end_waits(&released);
-	/* Once all children are in their groups: ids decide which one is first. */
+	if (released.count > 0)
+		idemq_dependency_released(released.ids, released.tokens, released.count);
+	/* When all children have joined their groups, because the ids decide which one is first. */
 	foreach(cell, all_joined)
-		promoted += promote_joined(table, queue, PointerGetDatum(lfirst(cell)));
+	{
+		idemq_jobs_refresh(table);
+		promoted += promote_named(table, queue, PointerGetDatum(lfirst(cell)));
+	}
 	list_free(all_joined);
 	return promoted;
 }
@@ -304,7 +285,10 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max, const Slice *s
 	int taken = 0;
 	int batch;
 	int count;
-	/* Groups that are marked again at once are left for the next call, or this would not end. */
+	/*
+	 * Groups that are marked again meanwhile are left for the next call; otherwise this might never
+	 * end.
+	 */
 	int marked = idemq_groups_marked();
 
 	do
@@ -324,9 +308,9 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max, const Slice *s
 }
 
 /*
- * Goes on with a scan of a queue's children, for which marks may be missing: a slice of it.  Without
- * a worker, goes on until max are promoted or all were looked at, since no other process does.
- * Returns how many were promoted.
+ * Continues a scan of a queue's children, for which marks may be missing, for a slice.  Without a
+ * worker, continues until max children are promoted or all were looked at, because no other process
+ * does it.  Returns how many were promoted.
  */
 static int
 scan_children(JobsTable *table, const QueueInfo *queue, int max, Slice *slice)
@@ -335,7 +319,7 @@ scan_children(JobsTable *table, const QueueInfo *queue, int max, Slice *slice)
 	int promoted = 0;
 	int ends = 0;
 
-	/* Above READ COMMITTED this is left to others: job/dependencies.c. */
+	/* Above READ COMMITTED this is left to other sessions: job/dependencies.c. */
 	if (table->crosscheck != InvalidSnapshot)
 		return 0;
 	/* A scan may begin in the middle of the children, so it must reach the end twice. */
@@ -347,7 +331,7 @@ scan_children(JobsTable *table, const QueueInfo *queue, int max, Slice *slice)
 		scan.at_end = true;
 		if (idemq_dependencies_exist())
 		{
-			/* A snapshot that is younger than the taking of the scan. */
+			/* The snapshot must be younger than the ownership of the scan. */
 			idemq_jobs_refresh(table);
 			marked = idemq_children_scan(table, queue, slice, &scan);
 		}
@@ -369,8 +353,8 @@ idemq_promote_wanted(const QueueInfo *queue)
 }
 
 /*
- * Promotes up to max heads that are due, of a queue's groups, in this transaction: of those
- * that are marked, or, where marks may be missing, of all.  Returns how many.
+ * Promotes up to max heads of a queue's groups in this transaction: of the marked groups, or, if
+ * marks may be missing, of all groups.  Returns how many were promoted.
  */
 int
 idemq_promote_some(const QueueInfo *queue, int max)
@@ -380,10 +364,11 @@ idemq_promote_some(const QueueInfo *queue, int max)
 	Slice slice;
 	bool scan;
 
-	begin_slice(&slice);
+	/* A claim has no time limit, because it promotes a limited number of jobs. */
+	idemq_slice_begin(&slice, idemq_worker_self() != NULL ? SLICE_OF_TASK : PG_INT64_MAX);
 	idemq_jobs_open(&table);
 	idemq_dependencies_learn(queue);
-	/* Before it is taken: what an error interrupts must be done again. */
+	/* Before the scan is taken, because a scan that an error interrupts must be repeated. */
 	idemq_pending_groups_note_scan(queue->qstate, queue->id);
 	scan = idemq_groups_take_scan(queue->qstate, queue->id);
 	if (!scan)
@@ -391,7 +376,7 @@ idemq_promote_some(const QueueInfo *queue, int max)
 	promoted = promote_marked(&table, queue, max, &slice);
 	if (scan && promoted < max)
 	{
-		/* A snapshot that is younger than the taking of the scan. */
+		/* The snapshot must be younger than the ownership of the scan. */
 		idemq_jobs_refresh(&table);
 		promoted += scan_groups(&table, queue, max - promoted);
 	}
@@ -405,10 +390,9 @@ idemq_promote_some(const QueueInfo *queue, int max)
 }
 
 /*
- * As idemq_promote_some, for the worker, which may ask whether to linger before it does so
- * again.  While claims have many jobs before them in a queue whose heads it promoted, nobody
- * waits for the next heads, and many at a time cost less than a signal, a wake-up and a
- * transaction for each.
+ * Like idemq_promote_some, for the worker, which then calls idemq_promote_may_linger.  While many
+ * jobs of a queue are ready, no session waits for its next heads, and promoting many heads at a
+ * time costs less than a signal, a wake-up and a transaction for each.
  */
 void
 idemq_promote_batch(const QueueInfo *queue)
@@ -421,7 +405,10 @@ idemq_promote_batch(const QueueInfo *queue)
 	may_linger |= line.read_ahead.left >= LONG_LINE;
 }
 
-/* Returns whether a moment's pause delays nobody, by the promotions since the last call. */
+/*
+ * Returns whether the worker may pause for a moment without delaying a session, because the queues
+ * in which it has promoted since the last call have many ready jobs.
+ */
 bool
 idemq_promote_may_linger(void)
 {
@@ -432,8 +419,8 @@ idemq_promote_may_linger(void)
 }
 
 /*
- * Promotes the group of that name, if it has no head, or has a free permit; false when that is
- * not so, or not known.
+ * Promotes a group that has no head or has a free permit.  Returns false if no job was promoted,
+ * because none may be, or because that is not known.
  */
 bool
 idemq_promote_group(const QueueInfo *queue, Datum name)
@@ -448,8 +435,9 @@ idemq_promote_group(const QueueInfo *queue, Datum name)
 }
 
 /*
- * Has whoever is first promote the next job of a group.  A job of that group is being claimed; the
- * group is marked at once, since the lease entry shows the claim.
+ * Marks a group one of whose jobs is being claimed, so that the next session that promotes promotes
+ * its next job.  Does not wait for the commit of the claim, because the lease entry already shows
+ * it.
  */
 void
 idemq_promote_later(const QueueInfo *queue, Datum name)

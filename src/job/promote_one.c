@@ -1,14 +1,14 @@
 /*
  * job/promote_one.c
- *		One group that this session owns: its head, or its next job with a permit.
+ *		Promoting one group that this session owns: its head, or its next job with a permit.
  *
- * Why there is one head at most, and no group forgotten: job/promote.c.  Why there are no more
- * permits than group_max_running: job/permits.c.
+ * job/promote.c says why a group has at most one head, and why no group is forgotten. job/permits.c
+ * says why there are never more permits than group_max_running.
  *
  * A FIFO group is not treated as a group with one permit.  Its head is any job with a ready_at,
  * whatever the flags of its row say: a job that was written by hand, or that waits for a retry, has
- * no permit and is the head all the same.  And one lookup finds the head, whereas find_next reads all
- * jobs of the group that have a ready_at, and their lease entries.
+ * no permit, and is nevertheless the head.  And one lookup finds the head, whereas counting permits
+ * reads all jobs of the group that have a ready_at, and their lease entries.
  */
 #include "postgres.h"
 
@@ -19,22 +19,21 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* Visits of a group whose first job changes each time. */
+/* Maximum number of looks at a group whose first job changes each time. */
 #define MAX_LOOKS 10
-/* Jobs, not due or held, that one visit of a group with permits may pass over. */
+/* Maximum number of jobs that one visit of a group skips because they are not due, or held. */
 #define MAX_PASSED 100
-/* Jobs of a paused group that one visit makes blocked. */
+/* Maximum number of jobs of a paused group that one visit makes blocked. */
 #define MAX_BLOCKED 256
 
 /*
- * Makes a blocked job its group's head, or gives it a permit: it is due at once, or at its
- * run_at, or when group_rate_limit and any hold allow its group to start it; sets *args.  In a
- * group with permits a job that waits for its run_at takes no permit, and the rate is asked when it
- * does.  From here on no head has an earlier ready_at than args->now, and no blocked job a lesser
- * id.
+ * Makes a blocked job its group's head, or gives it a permit: the job is due at once, at its run_at, or
+ * when group_rate_limit and any hold allow its group to start it; sets *args.  In a group with permits,
+ * a job that waits for its run_at takes no permit, and the rate is asked when it is due.  From here on
+ * no head has an earlier ready_at than args->now, and no blocked job has a lesser id.
  */
-static JobWrite
-make_head(JobsTable *table, const QueueInfo *queue, const Job *job, EventArgs *args)
+JobWrite
+idemq_promote_job(JobsTable *table, const QueueInfo *queue, const Job *job, EventArgs *args)
 {
 	Datum name = job_value(job, COL_GROUP_KEY);
 
@@ -45,7 +44,10 @@ make_head(JobsTable *table, const QueueInfo *queue, const Job *job, EventArgs *a
 	args->takes_permit = args->ready_at == args->now;
 	if (args->takes_permit || !idemq_group_uses_permits(queue, name))
 	{
-		TimestampTz next = idemq_group_next_start(queue, name);
+		bool was_held;
+		TimestampTz held_until = idemq_group_held_until(queue, name, &was_held);
+		TimestampTz rated_until = idemq_group_rate_limit(queue, name, false);
+		TimestampTz next = Max(held_until, rated_until);
 
 		if (next > args->ready_at)
 			args->due = args->ready_at;
@@ -54,81 +56,49 @@ make_head(JobsTable *table, const QueueInfo *queue, const Job *job, EventArgs *a
 	return idemq_transition(table, job, queue, EVENT_PROMOTE, args, JOB_SKIPS);
 }
 
-/* Returns what has become of a group of which a job was promoted. */
-static Promotion
-promoted(const EventArgs *args)
-{
-	return args->ready_at > args->now ? PROMOTED_FOR_LATER : PROMOTED;
-}
-
 /*
- * Returns what a group with one head needs by the table's snapshot: PROMOTED when *job is to be
- * the head.
- */
-static Promotion
-find_head(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name, Job *job)
-{
-	GroupLowWater from = idemq_pending_groups_low_water(queue->qstate, key);
-
-	/* HAS_HEAD also for no job, or for one that was written by hand, without a ready_at. */
-	return !idemq_jobs_group_head(table, queue->id, name, from.heads, job) &&
-				   idemq_jobs_group_blocked(table, queue->id, name, from.blocked, job) &&
-				   job->status == JOB_BLOCKED
-			   ? PROMOTED
-			   : HAS_HEAD;
-}
-
-/*
- * As find_head, for a group with permits: *job should get one.  Jobs with an id below passed make
- * way.  *low_water: what the group's low-water mark may be then.
+ * Returns what a group needs according to the table's snapshot: PROMOTED if *job must be promoted; then
+ * *low_water is the group's low-water mark after that, for a group with permits.  Jobs with an id below
+ * passed are skipped.
  */
 static Promotion
 find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name, int64 passed,
 		  GroupLowWater *low_water, Job *job)
 {
+	bool uses_permits = idemq_group_uses_permits(queue, name);
 	GroupLowWater from = idemq_pending_groups_low_water(queue->qstate, key);
-	/* Read after the snapshot: of the times that it shows, only those to come are above this. */
+	/* Read after the snapshot: if the snapshot shows a time above this, it is in the future. */
 	TimestampTz now = idemq_now();
-	bool is_known = from.heads != GROUP_NO_LOW_WATER.heads;
-	GroupPermits permits;
+	GroupPermits permits = {0};
 
-	/* With what this transaction has promoted, at an earlier visit, for a time that is to come. */
-	from.last = Max(from.last, idemq_pending_groups_last(key));
-	idemq_permits_count(table, queue, name, from.heads, is_known ? Max(now, from.last) : DT_NOEND,
-						&permits);
-	*low_water = (GroupLowWater){idemq_is_no_group(name) ? now : Min(permits.first, now),
-								 from.blocked, permits.last};
-	if (permits.next != 0)
+	if (uses_permits)
+	{
+		bool is_known = from.heads != GROUP_NO_LOW_WATER.heads;
+
+		/* Includes jobs that this transaction has promoted earlier, for a time in the future. */
+		from.last = Max(from.last, idemq_pending_groups_last(key));
+		idemq_permits_count(table, queue, name, from.heads,
+							is_known ? Max(now, from.last) : DT_NOEND, &permits);
+		*low_water = (GroupLowWater){idemq_is_no_group(name) ? now : Min(permits.first, now),
+									 from.blocked, permits.last};
+	}
+	if (uses_permits ? permits.next != 0
+					 : idemq_jobs_group_head(table, queue->id, name, from.heads, job))
 		return HAS_HEAD;
-	/* Jobs that made way in this visit are above the low-water mark until it ends. */
+	/* Skipped jobs are above the low-water mark until this visit ends. */
 	if (!idemq_jobs_group_blocked(table, queue->id, name, Max(from.blocked, passed), job) ||
-		job->status != JOB_BLOCKED)
+		job->status != JOB_BLOCKED) /* written by hand, without a ready_at */
 		return HAS_HEAD;
-	return permits.taken < idemq_group_permits(queue, name) ? PROMOTED : AT_LIMIT;
+	return uses_permits && permits.taken >= idemq_group_permits(queue, name) ? AT_LIMIT : PROMOTED;
 }
 
 /*
- * Blocks the jobs of a paused group that can still be claimed.  If there were any, the group is
- * checked once more after this transaction commits.  If this transaction itself may have paused the
- * group, the group stays owned until the transaction ends, so that a rollback, even to a savepoint,
- * has it checked again.
- */
-static Promotion
-keep_paused(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name)
-{
-	GroupLowWater from = idemq_pending_groups_low_water(queue->qstate, key);
-	Promotion left = idemq_group_pause_block(table, queue, name, from.heads, MAX_BLOCKED);
-
-	return idemq_pending_groups_pauses() ? PROMOTED_FOR_LATER : left;
-}
-
-/*
- * Promotes the next job of a group that this session owns, by a snapshot that is younger than
- * its ownership: makes it the head, or gives it a permit.  Sets *low_water to what it is then.  In
- * a group with permits, jobs before it that are not due are promoted without a permit.  Jobs
- * without a group have no order to keep: one whose row is held, for example by a producer that
- * replaces it, makes way, and is looked at again a moment later.  In a paused group nothing is
- * promoted.
+ * Promotes the next job of a group that this session owns, by a snapshot that is younger than its
+ * ownership: makes it the head, or gives it a permit.  Sets *low_water to what it is then.  In a group
+ * with permits, jobs before it that are not due are promoted without a permit.  Jobs without a group
+ * have no order to keep: one whose row is held, for example by a producer that replaces it, is skipped,
+ * and looked at again a moment later.  In a paused group nothing is promoted; its jobs that can still
+ * be claimed become blocked.
  */
 Promotion
 idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name,
@@ -137,55 +107,61 @@ idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key,
 	bool uses_permits = idemq_group_uses_permits(queue, name);
 	Promotion promotion = NOT_FOR_US;
 	int64 passed = PG_INT64_MIN;
-	int64 held = PG_INT64_MAX; /* the first of these */
-	int early = 0;
+	int64 held = PG_INT64_MAX; /* the first job that was skipped because its row is held */
+	bool any_early = false;	   /* a job was promoted without a permit */
+	int looks = 0;
 	int passes = 0;
 
 	if (idemq_jobs_group_is_paused(table, queue, name, NULL))
-		return keep_paused(table, queue, key, name);
-	/* The low-water marks are read after the snapshot, which each repetition renews. */
-	for (int looks = 0; looks < MAX_LOOKS && passes < MAX_PASSED;)
 	{
-		GroupLowWater next_low_water;
+		GroupLowWater from = idemq_pending_groups_low_water(queue->qstate, key);
+
+		promotion = idemq_group_pause_block(table, queue, name, from.heads, MAX_BLOCKED);
+		/*
+		 * If this transaction itself may have paused the group, the group stays owned until the
+		 * transaction ends, so that a rollback, even to a savepoint, has it checked again.
+		 */
+		return idemq_pending_groups_pauses() ? PROMOTED_FOR_LATER : promotion;
+	}
+	/* Each repetition takes a new snapshot, and find_next reads the low-water marks after it. */
+	while (looks < MAX_LOOKS && passes < MAX_PASSED)
+	{
+		GroupLowWater next_low_water = {0};
 		TimestampTz now;
 		EventArgs args;
 		bool expired;
 		JobWrite write;
 		Job job;
 
-		promotion = uses_permits ? find_next(table, queue, key, name, passed, &next_low_water, &job)
-								 : find_head(table, queue, key, name, &job);
+		promotion = find_next(table, queue, key, name, passed, &next_low_water, &job);
 		if (promotion != PROMOTED)
 			break;
 		promotion = NOT_FOR_US;
 		now = idemq_now();
 		expired = job_has_expired(&job, now);
 		write = expired ? idemq_job_expire(table, &job, queue, now)
-						: make_head(table, queue, &job, &args);
-		if (write == JOB_LOCKED)
+						: idemq_promote_job(table, queue, &job, &args);
+		if (write == JOB_CHANGED)
+		{
+			if (table->crosscheck != InvalidSnapshot)
+				break;
+			looks++;
+		}
+		else if (write == JOB_LOCKED)
 		{
 			promotion = HELD;
 			if (!idemq_is_no_group(name))
 				break;
 			held = Min(held, job.id);
 		}
-		else if (write == JOB_CHANGED && table->crosscheck != InvalidSnapshot)
-			break;
-		else if (write == JOB_CHANGED)
-			looks++;
-		else if (!expired && !uses_permits)
-		{
-			*low_water = (GroupLowWater){args.now, job.id, DT_NOBEGIN};
-			return promoted(&args);
-		}
 		else if (!expired)
 		{
-			*low_water = next_low_water;
-			low_water->blocked = Min(job.id, held);
-			low_water->last = Max(low_water->last, args.ready_at);
-			if (args.takes_permit)
-				return promoted(&args);
-			early++;
+			*low_water = uses_permits ? (GroupLowWater){next_low_water.heads, Min(job.id, held),
+														Max(next_low_water.last, args.ready_at)}
+									  : (GroupLowWater){args.now, job.id, DT_NOBEGIN};
+			if (!uses_permits || args.takes_permit)
+				return args.ready_at > args.now ? PROMOTED_FOR_LATER : PROMOTED;
+			any_early = true;
 		}
 		if (write == JOB_LOCKED || (write == JOB_WRITTEN && !expired))
 		{
@@ -196,22 +172,10 @@ idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key,
 	}
 	if (held != PG_INT64_MAX)
 		promotion = HELD;
-	if (early == 0)
+	if (!any_early)
 		return promotion;
-	/* The group is ours until we commit: what is left of it comes after that. */
+	/* We own the group until we commit, so the commit marks it for its other jobs. */
 	if (promotion != HAS_HEAD)
 		idemq_pending_groups_note(queue->qstate, queue->id, name, GROUP_KEEP_LOW_WATER);
 	return PROMOTED_FOR_LATER;
-}
-
-/*
- * Makes a blocked job of the group without a name pending, for a call that asks for it by its id.
- * Needs no ownership: that group has permits for all.
- */
-void
-idemq_promote_asked(JobsTable *table, const QueueInfo *queue, const Job *job)
-{
-	EventArgs args;
-
-	(void) make_head(table, queue, job, &args);
 }

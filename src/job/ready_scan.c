@@ -1,12 +1,11 @@
 /*
  * job/ready_scan.c
- *		Going through what is due in a queue, from its scan starts on.
+ *		Visiting the due jobs of a queue, from its scan starts.
  *
- * It serves claims, and sessions that only want to know whether there is something.  Each
- * entry of the ready index that is due is shown to scan->consider, priority by priority,
- * and the scan starts move up past what it proved unclaimable (shared/queue_states/scan_start.c
- * says why that is safe).  The sequence and the scan starts are read first, then the snapshot is
- * taken.
+ * This serves claims, and sessions that only check whether there is a job.  Each due entry of the
+ * ready index is passed to scan->consider, priority by priority, and the scan starts move up past
+ * the entries that are proved unclaimable (shared/queue_states/scan_start.c says why that is safe).
+ * First the sequence number and the scan starts are read, then the snapshot is taken.
  */
 #include "postgres.h"
 
@@ -26,8 +25,8 @@
 #include "txn/txn.h"
 
 /*
- * Where a scan is in one priority: first in its copy of the read-ahead buffer, if that serves the
- * scan, then in the index.
+ * The position of a scan in one priority: first in its copy of the read-ahead buffer, if the buffer
+ * serves this scan, then in the index.
  */
 typedef struct PriorityScan
 {
@@ -39,7 +38,7 @@ typedef struct PriorityScan
 	ReadyKey reach; /* where the scan start may go: nothing below is claimable */
 } PriorityScan;
 
-/* Begins to scan the index. */
+/* Begins to scan the index at a key. */
 static void
 enter_index(ReadyScan *scan, JobsTable *table, PriorityScan *within, ReadyKey from)
 {
@@ -52,8 +51,8 @@ enter_index(ReadyScan *scan, JobsTable *table, PriorityScan *within, ReadyKey fr
 }
 
 /*
- * Moves to the next entry, past the end of the read-ahead buffer or the bound; READY_KEY_MAX at the
- * end.
+ * Moves to the next entry; at the end of the read-ahead buffer, or at its bound, continues in the
+ * index.  Returns READY_KEY_MAX at the end.
  */
 static ReadyKey
 next_entry(ReadyScan *scan, JobsTable *table, PriorityScan *within)
@@ -80,8 +79,8 @@ next_entry(ReadyScan *scan, JobsTable *table, PriorityScan *within)
 }
 
 /*
- * Copies due entries from the index, from the scan's position on; returns whether there was
- * one.  All entries of a key are copied, or none.
+ * Copies due entries from the index, from the scan's position.  Returns whether there was one.
+ * Copies either all entries of a key or none.
  */
 static bool
 read_on(ReadyScan *scan, JobsTable *table, int most, ReadAhead *fill)
@@ -98,17 +97,10 @@ read_on(ReadyScan *scan, JobsTable *table, int most, ReadAhead *fill)
 	return found;
 }
 
-/* Returns whether a session sleeps that could take the queue's next job. */
-static bool
-somebody_sleeps(const ReadyScan *scan)
-{
-	return idemq_waiters_any(idemq_waiters_of_queue(scan->queue.qstate));
-}
-
 /*
- * Called where the scan has stopped, at an entry with that key.  Copies entries for the read-ahead
- * buffer, if it is this session's turn; sets scan->more if there is an entry that a sleeping
- * session could take.
+ * Called when the scan has stopped at an entry with that key.  Copies entries for the read-ahead
+ * buffer, if this session should fill it.  Sets scan->more if there is another entry that a
+ * sleeping session could claim.
  */
 static void
 look_ahead(ReadyScan *scan, JobsTable *table, PriorityScan *within, ReadyKey key, ReadAhead *fill)
@@ -116,7 +108,7 @@ look_ahead(ReadyScan *scan, JobsTable *table, PriorityScan *within, ReadyKey key
 	const ReadAheadView *read_ahead = &scan->view.read_ahead;
 	int left = read_ahead->count - within->next + read_ahead->left;
 	bool small = scan->wanted <= READ_AHEAD_MAX_WANTED;
-	bool sleeps = somebody_sleeps(scan);
+	bool sleeps = idemq_waiters_any(idemq_waiters_of_queue(scan->queue.qstate));
 
 	if (within->in_read_ahead)
 	{
@@ -138,15 +130,15 @@ look_ahead(ReadyScan *scan, JobsTable *table, PriorityScan *within, ReadyKey key
 }
 
 /*
- * Returns whether a session sleeps that could take a due entry of a priority behind
- * the one where the scan has stopped.
+ * Returns whether a session is asleep that could claim a due entry of a priority after the one in
+ * which the scan has stopped.
  */
 static bool
 more_behind(ReadyScan *scan, JobsTable *table, int stopped_at)
 {
 	bool more = false;
 
-	if (!somebody_sleeps(scan))
+	if (!idemq_waiters_any(idemq_waiters_of_queue(scan->queue.qstate)))
 		return false;
 	for (int p = stopped_at + 1; p < IDEMQ_PRIORITIES && !more; p++)
 	{
@@ -162,24 +154,9 @@ more_behind(ReadyScan *scan, JobsTable *table, int stopped_at)
 	return more;
 }
 
-/* Shows one due entry to the caller. */
-static ScanStep
-ready_scan_consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
-{
-	MemoryContext old;
-	ScanStep step;
-
-	MemoryContextReset(scan->row_context);
-	old = MemoryContextSwitchTo(scan->row_context);
-	step = scan->consider(scan, table, priority, key);
-	MemoryContextSwitchTo(old);
-	return step;
-}
-
 /*
- * Goes through one priority.  Its scan start moves to the first entry that was not
- * passed: the one after the last, one that is held, one that is not due yet, or
- * the end of the index.
+ * Visits one priority.  Its scan start moves to the first entry that was not passed: the one after
+ * the last, one whose row is held, one that is not due yet, or the end of the index.
  */
 static void
 scan_priority(ReadyScan *scan, JobsTable *table, int priority)
@@ -198,6 +175,7 @@ scan_priority(ReadyScan *scan, JobsTable *table, int priority)
 	for (;;)
 	{
 		ReadyKey key = next_entry(scan, table, &within);
+		MemoryContext old;
 		ScanStep step;
 
 		CHECK_FOR_INTERRUPTS();
@@ -207,7 +185,10 @@ scan_priority(ReadyScan *scan, JobsTable *table, int priority)
 			scan->next_due = Min(scan->next_due, key.ready_at);
 			break;
 		}
-		step = ready_scan_consider(scan, table, priority, key);
+		MemoryContextReset(scan->row_context);
+		old = MemoryContextSwitchTo(scan->row_context);
+		step = scan->consider(scan, table, priority, key);
+		MemoryContextSwitchTo(old);
 		if (!within.stayed)
 			within.reach = step == STEP_STAY ? key : ready_key_after(key);
 		within.stayed |= step == STEP_STAY;
@@ -225,9 +206,9 @@ scan_priority(ReadyScan *scan, JobsTable *table, int priority)
 }
 
 /*
- * Goes through the queue's due entries until ready_scan_consider answers STEP_STOP, or has
- * set scan->stopped: from its scan starts, or from the start of the index.  table is
- * not open yet: it stays open, for the caller to close.
+ * Visits the queue's due entries until scan->consider returns STEP_STOP or sets scan->stopped: from
+ * the scan starts, or from the start of the index. table must not be open; it stays open, and the
+ * caller closes it.
  */
 void
 idemq_ready_scan(ReadyScan *scan, JobsTable *table, bool from_start)
@@ -261,45 +242,47 @@ idemq_ready_scan(ReadyScan *scan, JobsTable *table, bool from_start)
 	}
 }
 
-/* Fetches the row of the entry at hand, as the snapshot sees it; false when it sees none. */
-static bool
-fetch_row(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key, Job *job)
-{
-	TidHint tid_hint;
-
-	if (scan->entry == NULL)
-		return idemq_jobs_scan_row(table, job);
-	tid_hint = (TidHint){scan->entry->tid, scan->view.read_ahead.file};
-	return idemq_jobs_fetch_at(table, &tid_hint, key.id, job) && job->ready_at == key.ready_at &&
-		   job->priority == priority && job->queue_id == scan->queue.id;
-}
-
 /*
- * Fetches the job of the entry at hand, if it may be claimed as far as its lease entry and
- * the snapshot tell; false: the scan start may pass it.  To be called by ready_scan_consider.
+ * Fetches the job of the current entry.  Returns false if it cannot be claimed according to its
+ * lease entry and the snapshot; then the scan start may pass it.  Must be called by scan->consider.
  *
- * For a job whose attempt is ending, the row is asked as well.  Most of the time the job is not
- * ready, and what makes it ready commits after our snapshot and lowers the scan start.  Otherwise
- * the snapshot knows of the attempt's end, and memory does not yet: then the end lowers the
- * scan start for us, which sends the next claimers through all that we passed.
+ * If the attempt of the job is ending, the row is also read.  Usually the job is not ready, and the
+ * transaction that makes it ready commits after our snapshot and lowers the scan start.  Otherwise
+ * the snapshot shows the end of the attempt, but memory does not know it yet.  Then that end lowers
+ * the scan start for us, and the next claimers visit everything that we passed.
  */
 bool
 idemq_ready_job(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key, Job *job)
 {
 	LeaseHold hold = idemq_lease_hold(key.id);
+	bool is_seen;
 
-	if (hold == LEASE_HOLDS || !fetch_row(scan, table, priority, key, job) ||
-		!idemq_transition_allowed(EVENT_CLAIM, job->status))
+	if (hold == LEASE_HOLDS)
+		return false;
+	if (scan->entry == NULL)
+		is_seen = idemq_jobs_scan_row(table, job);
+	else
+	{
+		TidHint tid_hint = {scan->entry->tid, scan->view.read_ahead.file};
+
+		is_seen = idemq_jobs_fetch_at(table, &tid_hint, key.id, job) &&
+				  job->ready_at == key.ready_at && job->priority == priority &&
+				  job->queue_id == scan->queue.id;
+	}
+	if (!is_seen || !idemq_transition_allowed(EVENT_CLAIM, job->status))
 		return false;
 	if (hold == LEASE_HOLDS_NOT)
 		return true;
-	/* Above READ COMMITTED a change that only our own snapshot does not see outdates it, too. */
+	/*
+	 * Not above READ COMMITTED, where a change that our own snapshot does not show also makes it
+	 * outdated.
+	 */
 	if (table->crosscheck == InvalidSnapshot && idemq_jobs_is_outdated(table, job))
 		return false;
 	return !idemq_lease_turns_away(key.id, priority, key);
 }
 
-/* Stops at an entry that can be claimed, of a row that is not held. */
+/* Stops at an entry that can be claimed, unless its row is held. */
 static ScanStep
 stop_at_claimable(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 {
@@ -317,10 +300,10 @@ stop_at_claimable(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 
 /*
  * Returns whether a queue has a job that can be claimed, and its limits allow that.  If not,
- * *next_due is when the next job comes due by time alone, DT_NOEND for never, and *held, unless
- * held is NULL, says whether a transaction whose end wakes no waiter holds the row of one.  At
- * most once a second a queue that looks empty is scanned from the start: the net under changes
- * that lowered no scan start.
+ * *next_due is the time when the next job becomes due (DT_NOEND: none will). *held, unless held is
+ * NULL, says whether a transaction holds the row of a claimable job, because the end of that
+ * transaction may wake no waiter.  At most once a second, a queue that seems empty is scanned from
+ * the start of the index, in case a change has not lowered a scan start.
  */
 bool
 idemq_ready_check(const QueueInfo *queue, TimestampTz *next_due, bool *held)
@@ -353,7 +336,7 @@ idemq_ready_check(const QueueInfo *queue, TimestampTz *next_due, bool *held)
 	return false;
 }
 
-/* Returns when the queue's next job comes due by time alone; DT_NOEND for never. */
+/* Returns when the next job of the queue becomes due; DT_NOEND if none will. */
 TimestampTz
 idemq_ready_next_due(const QueueInfo *queue)
 {
@@ -374,10 +357,7 @@ idemq_ready_next_due(const QueueInfo *queue)
 	return next;
 }
 
-/*
- * Returns since when, before now, a queue has had a job that can be claimed; now
- * when it has none.
- */
+/* Returns the time since which a queue has had a job that can be claimed; now if it has none. */
 TimestampTz
 idemq_ready_oldest(const QueueInfo *queue, TimestampTz now)
 {
@@ -385,7 +365,7 @@ idemq_ready_oldest(const QueueInfo *queue, TimestampTz now)
 	ScanStart view;
 	JobsTable table;
 
-	/* Scan starts first, then the snapshot: below them nothing is claimable in it. */
+	/* Read before the snapshot, so nothing below them is claimable in it. */
 	idemq_scan_start_read(queue->qstate, queue->id, 0, &view);
 	idemq_jobs_open_to_read(&table);
 	for (int p = 0; p < IDEMQ_PRIORITIES; p++)

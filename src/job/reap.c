@@ -30,103 +30,70 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* The timer sets two scans for a queue's leases at least this far apart, in microseconds, */
+/* Minimum time between two scans for expired leases of a queue, in microseconds, */
 #define REAP_INTERVAL INT64CONST(500)
-/* and so many times as far as the last one took. */
+/* and as a multiple of the duration of the last scan. */
 #define REAP_SHARE 10
-/* A call gives up after so many batches in a row from which it took nothing back. */
+/* Maximum number of consecutive batches of which no lease was taken back. */
 #define MAX_IN_VAIN 16
 
-/*
- * What the loss of a lease does to its job: to one that is ready at once, to one that waits for its
- * next attempt (must_wait), and to one that had its last attempt.
- */
-static const struct
-{
-	JobEvent event;
-	JobEvent later;
-	JobEvent last;
-	const char *text; /* NULL: none */
-} losses[] = {[LOSS_EXPIRED] = {EVENT_REAP, EVENT_REAP_LATER, EVENT_REAP_DEAD, "lease expired"},
-			  [LOSS_SESSION] = {EVENT_REAP, EVENT_REAP_LATER, EVENT_REAP_DEAD,
-								"the worker's session ended"},
-			  [LOSS_TIMEOUT] = {EVENT_REAP, EVENT_REAP_LATER, EVENT_REAP_DEAD,
-								"job_timeout reached"},
-			  [LOSS_RETURNED] = {EVENT_RELEASE, EVENT_RELEASE, EVENT_RELEASE, NULL},
-			  [LOSS_FAILED] = {EVENT_FAIL, EVENT_FAIL, EVENT_DIE,
-							   "failed while the job's row was locked: see the server log"}};
-
-static const char *const handled_text = "the handler process has ended";
+static const char *const loss_texts[] = {[LOSS_EXPIRED] = "lease expired",
+										 [LOSS_SESSION] = "the worker's session ended",
+										 [LOSS_TIMEOUT] = "job_timeout reached",
+										 [LOSS_RETURNED] = NULL,
+										 [LOSS_FAILED] =
+											 "failed while the job's row was locked: see the "
+											 "server log"};
 
 /*
- * Returns whether the next attempt of a job waits as after a failure: the attempt failed, ran into
- * job_timeout or lost its process, or the one before it was lost as well.
+ * Writes the row of a fetched job whose lease has ended: the job is ready at once, or waits by the
+ * queue's retry policy, or is dead (see the top of this file).  Returns false if another transaction
+ * holds the row or has changed it.  A handler's job that has ended its process too often in a row
+ * stops the queue's handler.
  */
-static bool
-must_wait(const Job *job, LeaseLoss loss, bool crashed)
-{
-	if (loss >= LOSS_TIMEOUT)
-		return loss != LOSS_RETURNED;
-	return crashed || (job->flags & JOB_LOST) != 0;
-}
-
-/* Writes the row of a lease that ended; false when it is held or moved on. */
 bool
 idemq_reap_row(JobsTable *table, const Job *job, const QueueInfo *queue, LeaseLoss loss)
 {
-	EventArgs args = {0};
+	TimestampTz now = idemq_now();
 	bool crashed = job_is_handled(job) && loss < LOSS_RETURNED;
-	const char *text = crashed ? handled_text : losses[loss].text;
+	const char *text = crashed ? "the handler process has ended" : loss_texts[loss];
+	EventArgs args = {.now = now,
+					  .ready_at = now,
+					  .worker_lost = loss == LOSS_SESSION,
+					  .error = text != NULL ? cstring_to_text(text) : NULL};
 	int crashes = job_count(job->flags, JOB_CRASHED) + 1; /* with this one, if it is one */
-	JobEvent event = losses[loss].event;
+	JobEvent event = EVENT_REAP;
 
-	args.now = args.ready_at = idemq_now();
-	args.worker_lost = loss == LOSS_SESSION;
-	if (job->attempt >= job->max_attempts)
-		event = losses[loss].last;
-	else if (must_wait(job, loss, crashed))
+	if (loss == LOSS_RETURNED)
+		event = EVENT_RELEASE;
+	else if (job->attempt >= job->max_attempts)
+		event = loss == LOSS_FAILED ? EVENT_DIE : EVENT_REAP_DEAD;
+	else if (loss == LOSS_FAILED || loss == LOSS_TIMEOUT || crashed || (job->flags & JOB_LOST))
 	{
-		event = losses[loss].later;
+		event = loss == LOSS_FAILED ? EVENT_FAIL : EVENT_REAP_LATER;
 		args.ready_at += idemq_backoff(queue->retry_base, queue->retry_factor, queue->retry_max,
 									   queue->retry_jitter, job->attempt,
 									   pg_prng_double(&pg_global_prng_state));
 	}
-	args.error = text != NULL ? cstring_to_text(text) : NULL;
 	if (idemq_transition(table, job, queue, event, &args, JOB_SKIPS) != JOB_WRITTEN)
 		return false;
-	/*
-	 * A job that has ended its processes so often in a row is what ends them, whatever else the
-	 * handler has done meanwhile.
-	 */
+	/* The job ends its processes, whatever else the handler has done meanwhile. */
 	if (crashed && crashes >= HANDLER_MAX_CRASHES)
 		idemq_handler_crashed(queue->qstate, true);
 	return true;
 }
 
 /*
- * Locks the row of a lease that this transaction has marked; returns whether the mark is still
- * its own.  It is not if another session has had the row since, ended the attempt, and rolled
- * that back: then a heartbeat may have been answered meanwhile.
- */
-static bool
-hold_marked(JobsTable *table, const Job *job, int64 token)
-{
-	Lease lease;
-
-	return idemq_jobs_lock(table, job, LockTupleNoKeyExclusive, JOB_SKIPS) == JOB_WRITTEN &&
-		   idemq_lease_get(job->id, &lease) && lease.token == token && lease.ending.reaping &&
-		   lease.ending.finisher == IDEMQ_MY_PROC_NUMBER;
-}
-
-/*
- * Takes back one expired lease of the queue; returns whether it did.  It does not reap what this
- * transaction itself has locked.  The table's snapshot must be younger than the caller's
- * knowledge of the lease: then a row that does not show that attempt has moved on.
+ * Takes back one expired lease of the queue; returns whether it did.  Does not take back a lease
+ * whose job this transaction itself has written.  The table's snapshot must be younger than the
+ * caller's knowledge of the lease, so if the row does not show that attempt, the job has changed
+ * since.
  */
 bool
 idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 token)
 {
 	LeaseLoss loss = LOSS_EXPIRED;
+	Lease lease;
 	Job job;
 
 	idemq_pending_reserve();
@@ -137,7 +104,7 @@ idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 tok
 		return false; /* the entry of a job that is gone goes too */
 	if (job.queue_id != queue->id)
 	{
-		/* Moved by hand: the entry goes, and its new queue searches for it. */
+		/* Moved by hand: the entry is removed, and its new queue searches for the job. */
 		idemq_pending_note(ACTION_RECOVER, NULL, job.queue_id);
 		return false;
 	}
@@ -147,8 +114,15 @@ idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 tok
 			idemq_pending_ready_note(queue->qstate, queue->id, job.priority, job_ready_key(&job));
 		return false;
 	}
-	if (!idemq_jobs_is_mine(&job) && hold_marked(table, &job, token) &&
-		idemq_reap_row(table, &job, queue, loss))
+	/*
+	 * The mark is read again once the row is locked.  It may no longer be ours, if another session has
+	 * had the row since, ended the attempt, and rolled that back: then a heartbeat may have been
+	 * answered meanwhile.
+	 */
+	if (!idemq_jobs_is_mine(&job) &&
+		idemq_jobs_lock(table, &job, LockTupleNoKeyExclusive, JOB_SKIPS) == JOB_WRITTEN &&
+		idemq_lease_get(job_id, &lease) && lease.token == token && lease.ending.reaping &&
+		lease.ending.finisher == IDEMQ_MY_PROC_NUMBER && idemq_reap_row(table, &job, queue, loss))
 		return true;
 	idemq_pending_undo_last();
 	idemq_due_by(idemq_qstate_current(queue->qstate, queue->id), DUE_LEASE,
@@ -157,12 +131,13 @@ idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 tok
 }
 
 /*
- * Takes back up to REAP_BATCH expired leases of a queue, one at least and no more than fit
- * into the slice; sets *more to whether the batch was full or cut short.  Returns how many
- * it took back.  If it fails on the way, the queue is scanned again soon.
+ * Takes back up to REAP_BATCH expired leases of a queue: at least one, and more until the slice is
+ * over.  Sets *more if the batch was full or was cut short.  Returns how many leases were taken
+ * back.
  *
- * What is left is due again at once, behind what is due elsewhere by then: a lease that was
- * collected but not reached has not been changed.
+ * Leases that were collected but not reached have not changed.  They are due again immediately,
+ * after what is already due in other queues.  If an error interrupts the batch, the queue is
+ * scanned again soon.
  */
 static int64
 reap_batch(const QueueInfo *queue, const Slice *slice, bool *more)
@@ -193,7 +168,7 @@ reap_batch(const QueueInfo *queue, const Slice *slice, bool *more)
 	idemq_due_by(qstate, DUE_LEASE, next);
 	idemq_qstates_end_change();
 	idemq_jitter();
-	/* A snapshot that sees every claim whose lease we found. */
+	/* The snapshot must show every claim whose lease was collected. */
 	if (found > 0)
 		idemq_jobs_refresh(&table);
 	while (visited < found && (visited == 0 || !idemq_slice_is_over(slice)))
@@ -210,7 +185,7 @@ reap_batch(const QueueInfo *queue, const Slice *slice, bool *more)
 	return reaped;
 }
 
-/* Takes back expired leases of a queue for as long as the slice; returns how many. */
+/* Takes back expired leases of a queue until the slice is over; returns how many. */
 int64
 idemq_reap_in(const QueueInfo *queue, const Slice *slice)
 {
@@ -228,7 +203,7 @@ idemq_reap_in(const QueueInfo *queue, const Slice *slice)
 	return reaped;
 }
 
-/* Takes back expired leases of a queue, as many as one of the worker's slices holds. */
+/* Takes back expired leases of a queue, for one slice of the worker. */
 void
 idemq_reap_expired(const QueueInfo *queue)
 {

@@ -1,26 +1,27 @@
 /*
  * job/recover.c
- *		Finding leases that memory lost: running jobs without a lease entry.
+ *		Finding leases that memory has lost: running jobs without a lease entry.
  *
- * There is such a job after the server restarted, the lease table was full, or a transaction
+ * Such a job exists after a restart of the server, if the lease table was full, or if a transaction
  * that ended its attempt was prepared and rolled back.  Its row has the deadline.  But the lease
- * lasts at least its length from the start of this server, or from the moment when the database
- * took over from the publisher that it followed: so neither takes a lease from a worker that
- * heartbeats.  The length is the claim's own, deadline - claimed_at, also for the heartbeats that
- * follow.  An attached lease, whose session ended with the former server, lasts as long as a
- * worker takes to connect again: at most idemq.attach_grace (JOB_ATTACHED).  A heartbeat that found
- * the lease table full has moved the row's deadline, and noted when (JOB_EXTENDED): then the length
- * is deadline - renewed_at, and the lease lasts until that deadline at least.  A handler's job (JOB_HANDLER) is taken back at once:
- * its process ended with the former server, and the handler's row is told so
- * (worker/handle.c).
+ * lasts at least its full length from the start of this server, or from the time when the database
+ * took over from its publisher, so that neither takes a lease from a worker that sends heartbeats.
  *
- * A scan that meets such a job adopts it: it puts an entry, and then fetches the row again under
- * a newer snapshot.  If the job is still there, the transaction that ends it will remove the
- * entry.  If it moved on, the entry goes, and the queue's scan starts are unset, for the sake of
- * the claimers that the entry turned away.
+ * The length is that of the claim, deadline - claimed_at, and also applies to later heartbeats.  If
+ * a heartbeat found the lease table full, it moved the row's deadline, and noted the time
+ * (JOB_EXTENDED): then the length is deadline - renewed_at, and the lease lasts at least until that
+ * deadline.  An attached lease, whose session ended with the former server, lasts as long as a
+ * worker may take to connect again: at most idemq.attach_grace (JOB_ATTACHED).  A handler's job
+ * (JOB_HANDLER) is taken back immediately, because its process ended with the former server; the
+ * handler is told so (worker/handle.c).
  *
- * Taking back ended leases (job/reap.c) and this search go together wherever a session
- * does both: before a claim (idemq_reap_some), in idemq.reap() (idemq_reap_all).
+ * A scan that finds such a job adopts it: it adds an entry, and then fetches the row again by a
+ * newer snapshot.  If the job is still running, the transaction that ends it will remove the entry.
+ * If not, the scan removes the entry, and unsets the queue's scan starts, because claimers may have
+ * passed the job while it had the entry.
+ *
+ * Taking back ended leases (job/reap.c) and this search are combined wherever a session does both:
+ * before a claim (idemq_reap_some), and in idemq.reap() (idemq_reap_all).
  */
 #include "postgres.h"
 
@@ -36,7 +37,7 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* Index entries that a step of a claim, and of the worker, scans for leases that memory lost. */
+/* Number of index entries that one step scans for lost leases: of a claim, and of the worker. */
 #define RECOVERY_STEP 1000
 #define WORKER_STEP 20000
 
@@ -47,17 +48,17 @@ typedef struct LostLease
 	bool adopted; /* we put its entry */
 } LostLease;
 
-/*
- * Returns whether a former server ended while one of its handlers was at a job: no process of
- * that server comes back to it.
- */
+/* Returns whether a job was running in a handler process of a former server, which has ended. */
 static bool
 is_interrupted(const Job *job)
 {
 	return job_is_handled(job) && job->claimed_at < idemq_primary_since();
 }
 
-/* Returns the length of a running job's lease, by its row: what each heartbeat adds to now. */
+/*
+ * Returns the length of a running job's lease according to its row: each heartbeat extends the
+ * lease to this time from then.
+ */
 int64
 idemq_row_lease(const Job *job)
 {
@@ -66,7 +67,7 @@ idemq_row_lease(const Job *job)
 	return job->deadline - (renewed ? job_time(job, COL_RENEWED_AT) : job->claimed_at);
 }
 
-/* Returns until when an attempt may last; DT_NOEND: as long as its lease is renewed. */
+/* Returns the time when job_timeout ends an attempt; DT_NOEND if there is none. */
 TimestampTz
 idemq_row_limit(const Job *job, const QueueInfo *queue)
 {
@@ -117,15 +118,10 @@ add_lost(LostLeases *lost, const Job *job, bool adopted)
 	MemoryContextSwitchTo(old);
 }
 
-/* Returns whether a job's lease may get an entry now. */
-static bool
-may_adopt(const Job *job)
-{
-	/* Our own version is not committed: a rollback would leave the entry behind. */
-	return idemq_jobs_is_free(job) && !idemq_jobs_is_own(job);
-}
-
-/* Puts the entry of a lost lease, to be settled; deadline: mono; beat: its worker has sent one. */
+/*
+ * Adds the entry of a lost lease, for idemq_lost_leases_settle. deadline: of the monotonic clock;
+ * beat: the worker has sent a heartbeat.  Returns as idemq_lease_adopt.
+ */
 static LeaseTake
 adopt(LostLeases *lost, const Job *job, const QueueInfo *queue, int64 deadline, int64 length,
 	  bool beat)
@@ -149,16 +145,17 @@ adopt(LostLeases *lost, const Job *job, const QueueInfo *queue, int64 deadline, 
 }
 
 /*
- * Notes a running job whose lease has no entry, and adopts it.  Returns
- * false when that cannot be done now: another transaction holds its row, and may be
- * ending it, or this transaction itself has written it.
+ * Adopts a running job whose lease has no entry, for idemq_lost_leases_settle.  Returns false if
+ * that is not possible now, because another transaction holds the row, and may be ending the job,
+ * or this transaction itself has written it.
  */
 bool
 idemq_lost_lease_note(LostLeases *lost, const Job *job, const QueueInfo *queue)
 {
 	TimestampTz deadline = idemq_row_deadline(job, queue);
 
-	if (!may_adopt(job))
+	/* Our own version is not committed: a rollback would leave the entry behind. */
+	if (!idemq_jobs_is_free(job) || idemq_jobs_is_own(job))
 		return false;
 	if (is_interrupted(job))
 		idemq_handler_crashed(queue->qstate, false);
@@ -170,22 +167,21 @@ idemq_lost_lease_note(LostLeases *lost, const Job *job, const QueueInfo *queue)
 }
 
 /*
- * As idemq_lost_lease_note, for the worker's own heartbeat: the lease starts again
- * from now.  Returns LEASE_FULL when its row has to say so, LEASE_BUSY when there
- * is an entry, or the row is held and nothing can be done.
+ * Like idemq_lost_lease_note, for a heartbeat: the lease starts again now.  Returns LEASE_FULL if
+ * the row must be extended instead, and LEASE_BUSY if there is an entry, or the row is held.
  */
 LeaseTake
 idemq_lost_lease_renew(LostLeases *lost, const Job *job, const QueueInfo *queue, int64 length)
 {
-	if (!may_adopt(job))
+	if (!idemq_jobs_is_free(job) || idemq_jobs_is_own(job))
 		return LEASE_BUSY;
 	return adopt(lost, job, queue, idemq_mono_now() + length, length, true);
 }
 
 /*
- * Fetches one of the jobs again, under the refreshed snapshot.  A job without an entry that is
- * still running is reaped; returns whether that was so.  An adopted entry whose job is not running
- * any more is dropped: then the queue's scan starts are unset, and another search is requested.
+ * Fetches one of the jobs again, by the new snapshot.  If the job is still running without an
+ * entry, reaps it; returns whether it did.  If an adopted job is no longer running, drops its
+ * entry, unsets the queue's scan starts, and requests another search.
  */
 static bool
 recover_recheck_adopted(LostLeases *lost, const LostLease *lease, JobsTable *table,
@@ -210,11 +206,11 @@ recover_recheck_adopted(LostLeases *lost, const LostLease *lease, JobsTable *tab
 	if (!there && lease->adopted)
 	{
 		idemq_qstates_begin_change();
-		/* If it is just held, the holder may leave it as it is: another search. */
+		/* If the row is only held, the job may still be running: search again. */
 		idemq_qstate_need_recovery(queue->qstate, queue->id);
 		lost->dropped = true;
 		(void) idemq_lease_drop(lease->job_id, lease->token, &dropped);
-		/* It may have turned others away, from wherever the job is now. */
+		/* Other sessions may have passed the job because of the entry, at any key. */
 		idemq_scan_start_unset(queue->qstate, queue->id);
 		idemq_qstates_end_change();
 	}
@@ -222,8 +218,8 @@ recover_recheck_adopted(LostLeases *lost, const LostLease *lease, JobsTable *tab
 }
 
 /*
- * Ends what idemq_lost_lease_note began, once no scan of the table is open:
- * refreshes it, and keeps, drops or reaps each.  Returns how many were reaped.
+ * Completes what idemq_lost_lease_note began, when no scan of the table is open: takes a new
+ * snapshot, and keeps, drops or reaps each lease.  Returns how many were reaped.
  */
 int64
 idemq_lost_leases_settle(LostLeases *lost, JobsTable *table, const QueueInfo *queue)
@@ -242,9 +238,9 @@ idemq_lost_leases_settle(LostLeases *lost, JobsTable *table, const QueueInfo *qu
 }
 
 /*
- * Adopts the running jobs of the ready index, from point to the end of its
- * priority, or as far as *budget entries reach; moves point and takes off budget.  It stops
- * between two keys: a row whose update was not HOT has more than one entry of its key.
+ * Adopts the running jobs of the ready index, from point to the end of its priority, or for *budget
+ * entries.  Moves point, and lowers *budget.  Stops only between two keys, because a row whose
+ * update was not HOT has several entries with the same key.
  */
 static void
 recover_priority(JobsTable *table, const QueueInfo *queue, RecoveryPoint *point, int *budget,
@@ -275,8 +271,8 @@ recover_priority(JobsTable *table, const QueueInfo *queue, RecoveryPoint *point,
 }
 
 /*
- * Does one step of a search from point, as many index entries as budget, and moves it; at its
- * end every job in flight is counted.  Returns how many were reaped.
+ * Does one step of a search from point, for that many index entries, and moves point.  When the
+ * search has ended, every running job is counted.  Returns how many jobs were reaped.
  */
 static int64
 recover_step(const QueueInfo *queue, RecoveryPoint *point, int budget)
@@ -293,38 +289,30 @@ recover_step(const QueueInfo *queue, RecoveryPoint *point, int budget)
 	if (lost.dropped || idemq_lease_share_is_full(queue->max_running > 0))
 		point->incomplete = true;
 	idemq_qstate_recovered_to(queue->qstate, queue->id, point);
-	/* Sessions that wait for the end of the search. */
+	/* Wakes a session that waits for the end of the search. */
 	if (point->priority == IDEMQ_PRIORITIES)
-		idemq_running_wake_refused(queue->qstate, queue->id, REFUSED_BY_RUNNING);
+		idemq_running_wake_refused(queue->qstate, queue->id);
 	return reaped;
 }
 
-/*
- * Does a step of the search for leases that memory lost, if there is one under way: as many index
- * entries as budget.
- */
-static void
-recover_some(const QueueInfo *queue, int budget)
+/* Does a step of the search for lost leases, if one is under way. */
+void
+idemq_recover_some(const QueueInfo *queue)
 {
 	RecoveryPoint point;
 
 	if (idemq_qstate_recovery_point(queue->qstate, queue->id, false, &point))
-		(void) recover_step(queue, &point, budget);
-}
-
-/* Does a step of that search: the worker's task. */
-void
-idemq_recover_some(const QueueInfo *queue)
-{
-	recover_some(queue, WORKER_STEP);
+		(void) recover_step(queue, &point,
+							idemq_worker_self() != NULL ? WORKER_STEP : RECOVERY_STEP);
 }
 
 /*
- * Searches a queue from its start to its end, whoever asks for another search meanwhile; adds to
- * *reaped.  Returns whether every job is counted that was in flight before.
+ * Searches a queue from its start to its end, if a search is needed; adds to *reaped.  A search that is
+ * requested meanwhile, perhaps again and again by COMMIT PREPARED, does not start this one again.
+ * Returns whether every job is counted that was running before.
  */
 static bool
-search_alone(const QueueInfo *queue, int64 *reaped)
+search_whole(const QueueInfo *queue, int64 *reaped)
 {
 	RecoveryPoint point;
 
@@ -337,54 +325,38 @@ search_alone(const QueueInfo *queue, int64 *reaped)
 }
 
 /*
- * Goes on with the search of a queue to its end.  A search that is asked for anew on the way, by
- * COMMIT PREPARED, begins anew, and would do so for ever if that came again and again.  So then
- * this session searches alone, and believes its own search.  Returns whether that was complete.
- */
-static bool
-search(const QueueInfo *queue)
-{
-	RecoveryPoint point;
-	uint32 epoch = 0;
-	int64 reaped = 0;
-
-	for (int step = 0; idemq_qstate_recovery_point(queue->qstate, queue->id, false, &point); step++)
-	{
-		if (step > 0 && point.epoch != epoch)
-			return search_alone(queue, &reaped);
-		epoch = point.epoch;
-		(void) recover_step(queue, &point, RECOVERY_STEP);
-	}
-	return false;
-}
-
-/*
- * Returns whether the limits of a queue can be kept: every job in flight is counted.  If that is
- * not known, searches to the end.  A job whose attempt this transaction ends, and that was not
- * counted, is still running for others, but this session's search does not see it so.
+ * Returns whether the limits of a queue can be kept, because every running job is counted.  If that is
+ * not known, searches the whole queue.  If not, a waiter will be woken when the search has ended.
  */
 bool
 idemq_recover_for_limits(const QueueInfo *queue)
 {
 	QueueStateSummary status;
+	RecoveryPoint point;
 	LimitView view;
+	int64 reaped = 0;
 
 	if (queue->max_running == 0)
 		return true;
-	if (!idemq_transfer_uncounted(queue->id) && search(queue))
+	/*
+	 * A job whose attempt this transaction has ended, and that was not counted, is still running for
+	 * others, but this session's search does not see it so.
+	 */
+	if (!idemq_transfer_uncounted(queue->id) &&
+		idemq_qstate_recovery_point(queue->qstate, queue->id, false, &point) &&
+		search_whole(queue, &reaped))
 		return true;
 	if (idemq_qstate_summary(queue->id, &status) && !status.needs_recovery)
 		return true;
-	/* To be woken when the search has ended. */
 	(void) idemq_limit_has_room(queue, &view);
 	return false;
 }
 
 /*
- * Takes back what has expired in a queue, a slice of it; and does a step of the search for leases
- * that memory lost, if there is one under way, or, with max_running, all of it.  Returns false
- * when max_running cannot be kept, since not every job in flight is counted.  Costs nothing when
- * there is nothing to do.
+ * Takes back expired leases of a queue, for one slice of a call, and does a step of the search for
+ * lost leases, if one is under way; with max_running, the whole search.  Returns false if
+ * max_running cannot be enforced, because not every running job is counted.  Costs almost nothing
+ * if there is nothing to do.
  */
 bool
 idemq_reap_some(const QueueInfo *queue)
@@ -397,7 +369,7 @@ idemq_reap_some(const QueueInfo *queue)
 	if (queue->max_running > 0)
 		counted = idemq_recover_for_limits(queue);
 	else
-		recover_some(queue, RECOVERY_STEP);
+		idemq_recover_some(queue);
 	qstate = idemq_qstate_current(queue->qstate, queue->id);
 	if (qstate != NULL && idemq_due_at(qstate, DUE_LEASE) <= idemq_mono_now())
 	{
@@ -407,14 +379,14 @@ idemq_reap_some(const QueueInfo *queue)
 	return counted;
 }
 
-/* Takes back every expired lease of a queue, those that memory lost included. */
+/* Takes back every expired lease of a queue, including lost leases. */
 int64
 idemq_reap_all(const QueueInfo *queue)
 {
 	int64 reaped = 0;
 	Slice slice;
 
-	(void) search_alone(queue, &reaped);
+	(void) search_whole(queue, &reaped);
 	idemq_slice_begin(&slice, PG_INT64_MAX);
 	return reaped + idemq_reap_in(queue, &slice);
 }

@@ -1,21 +1,22 @@
 /*
  * job/replace_job.c
- *		A request for a job that waits: it takes the request's payload, headers and kind; and,
- *		while no attempt of it counts, the request's time and priority.
+ *		Replacing a waiting job by a new request: the job gets the payload, headers and kind of the
+ *		request, and, while no attempt of the job counts, also its time and priority.
  *
- * A claim and a replacement race for the row, and each writes the version that it has fetched,
- * or nothing.  A replacement that comes second waits until the claim's transaction has ended.  A
- * claim that comes second does not wait, but leaves the row, and so never starts with half of a
- * request.  A job that is claimed by then is not touched; the caller looks it up again.
+ * A claim and a replacement compete for the row, and each writes the version that it has fetched,
+ * or nothing.  If the replacement comes second, it waits until the claim's transaction has ended.
+ * If the claim comes second, it does not wait, but leaves the row, so it never starts with half of
+ * a request.  A job that has been claimed in the meantime is not changed; the caller looks the key
+ * up again.
  *
- * The time starts again with each request.  With a max_wait (idemq_job_wait_no_longer) it does
- * so only until that long after the first request: a stream of requests that never pauses does not
- * defer a job indefinitely.  The first request is the one that made the job, at enqueued_at.  Every
- * request brings its own max_wait, and none is remembered.  So the requests set the bound: if each
- * of them has a max_wait of w, the job is ready w after the first, at the latest; a replacement
- * that comes later has its time in the past, and keeps its position.  For another run of a job (it
- * was released, redriven, asked to run again) it is not known when the first request came.  Then
- * the time that the job already waits for is not deferred.
+ * The delay starts again with each request.  With a max_wait (idemq_job_wait_no_longer), it does so
+ * only until that time after the first request, so a stream of requests that never pauses does not
+ * defer a job indefinitely.  The first request is the one that added the job, at enqueued_at.
+ * Every request has its own max_wait, and none is stored.  So if each request has a max_wait of w,
+ * the job is ready at the latest w after the first; a later replacement has a time in the past, and
+ * the job keeps its position.  If a job runs again (it was released, redriven, or asked to run
+ * again), the time of its first request is unknown.  Then the time for which the job already waits
+ * is not deferred.
  */
 #include "postgres.h"
 
@@ -27,12 +28,17 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* What a request says of the work; and its terms, which only a job without an attempt takes. */
+/*
+ * The columns of a request that every waiting job gets, and those that only a job without an
+ * attempt gets.
+ */
 #define WORK_COLUMNS (COLUMN_BIT(COL_PAYLOAD) | COLUMN_BIT(COL_HEADERS) | COLUMN_BIT(COL_KIND))
 #define TERMS_COLUMNS                                                                              \
 	(COLUMN_BIT(COL_PRIORITY) | COLUMN_BIT(COL_EXPIRES_AT) | COLUMN_BIT(COL_MAX_ATTEMPTS))
 
-/* Returns the column that has a request's time; enqueued_at for one in a group that is for now. */
+/*
+ * Returns the column that has the time for which a request asks; enqueued_at if it asks for none.
+ */
 static JobColumn
 time_column(const JobChange *columns)
 {
@@ -41,7 +47,7 @@ time_column(const JobChange *columns)
 	return (columns->set & COLUMN_BIT(COL_RUN_AT)) ? COL_RUN_AT : COL_ENQUEUED_AT;
 }
 
-/* Returns the time that a request asks for; the time when it was made if it asks for none. */
+/* Returns the time for which a request asks; the time when it was made if it asks for none. */
 TimestampTz
 idemq_request_time(const JobChange *columns)
 {
@@ -49,9 +55,10 @@ idemq_request_time(const JobChange *columns)
 }
 
 /*
- * Sets the time of a job that has no attempt.  A blocked job has it in run_at, NULL for at once;
- * a job of a group that uses permits, in both columns, since it has no permit then (job/permits.c).
- * A head gets no time that has passed, but its own: shared/groups/groups.c counts on that.
+ * Sets the time of a job that has no attempt. not_later: the time may only become earlier.  A
+ * blocked job has its time in run_at, NULL for now.  A job of a group that uses permits has it in
+ * both columns, because the job then has no permit (job/permits.c).  A head gets no new time in the
+ * past, because shared/groups/groups.c relies on that.
  */
 static void
 set_time(JobChange *change, const QueueInfo *queue, const Job *job, TimestampTz asked,
@@ -78,29 +85,9 @@ set_time(JobChange *change, const QueueInfo *queue, const Job *job, TimestampTz 
 		job_set_null(change, COL_RUN_AT);
 }
 
-/* Notes what shared memory must do for a new time or priority, after the commit or the abort. */
-static void
-replace_job_note(const QueueInfo *queue, const Job *job, const JobChange *change)
-{
-	int priority = DatumGetInt16(change->values[COL_PRIORITY]);
-	ReadyKey key = {DatumGetTimestampTz(change->values[COL_READY_AT]), job->id};
-
-	if (job_has(job, COL_GROUP_KEY))
-		idemq_pending_groups_note(queue->qstate, queue->id, job_value(job, COL_GROUP_KEY),
-								  GROUP_DROP_LOW_WATER);
-	if (change->set & COLUMN_BIT(COL_READY_AT))
-	{
-		idemq_pending_ready_note_taken(queue->qstate, queue->id, job->priority, job_ready_key(job));
-		idemq_pending_ready_note(queue->qstate, queue->id, priority, key);
-	}
-	if (!change->isnull[COL_EXPIRES_AT])
-		idemq_pending_ready_note_expiry(queue->qstate, queue->id,
-										DatumGetTimestampTz(change->values[COL_EXPIRES_AT]));
-}
-
 /*
- * Makes the time of a request earlier, if need be, so that it is no later than max_wait after the
- * first request; job: the fetched job that it replaces, or NULL when it is the first.
+ * Makes the time of a request earlier if it is later than max_wait after the first request. job:
+ * the fetched job that the request replaces; NULL if the request is the first.
  */
 void
 idemq_job_wait_no_longer(JobChange *columns, const Job *job, const Interval *max_wait)
@@ -112,7 +99,7 @@ idemq_job_wait_no_longer(JobChange *columns, const Job *job, const Interval *max
 
 	if (column == COL_ENQUEUED_AT)
 		return;
-	/* The time that the job waits for already; a blocked one has it in run_at, NULL for at once. */
+	/* The time for which the job already waits; a blocked job has it in run_at, NULL for now. */
 	if (job != NULL && job->token != 0)
 		latest = Max(latest, job->is_ready				? job->ready_at
 							 : job_has(job, COL_RUN_AT) ? job_time(job, COL_RUN_AT)
@@ -122,8 +109,8 @@ idemq_job_wait_no_longer(JobChange *columns, const Job *job, const Interval *max
 }
 
 /*
- * Returns whether a request replaces a job as it is: one that waits, and has no attempt that
- * counts; with rerun any job that waits, also for another attempt.
+ * Returns whether a request replaces a job: one that waits and has no attempt that counts; with
+ * rerun, any job that waits, even for another attempt.
  */
 bool
 idemq_job_is_replaceable(const Job *job, bool rerun)
@@ -134,11 +121,11 @@ idemq_job_is_replaceable(const Job *job, bool rerun)
 }
 
 /*
- * Gives a fetched job, which is replaceable, what is asked for.  A job without an attempt gets all
- * of it, at a time that is no later than max_wait, unless that is NULL, allows.  A job that waits
- * for another attempt, with rerun, gets only the work; its position and attempts stay.  With rerun
- * the time is not deferred.  JOB_CHANGED, and nothing is done, also when the job is too new for the
- * transaction's snapshot.
+ * Replaces a fetched job, which must be replaceable, by a request.  A job without an attempt gets
+ * all columns of the request; its time is limited by max_wait, unless that is NULL, and with rerun
+ * only becomes earlier.  A job that waits for another attempt (with rerun) gets only payload,
+ * headers and kind, and keeps its position and attempts.  Returns JOB_CHANGED, without any change,
+ * also if the job is too new for the transaction's snapshot.
  */
 JobWrite
 idemq_job_replace(JobsTable *table, const QueueInfo *queue, const Job *job,
@@ -158,14 +145,28 @@ idemq_job_replace(JobsTable *table, const QueueInfo *queue, const Job *job,
 		else if ((taken & COLUMN_BIT(i)) != 0)
 			job_set_null(&change, i);
 	}
-	/* What was done for the former payload is void. */
+	/* The checkpoint belongs to the former payload. */
 	job_set_null(&change, COL_CHECKPOINT);
 	if (columns->set & COLUMN_BIT(COL_KEY_EXPIRES_AT))
 		job_set(&change, COL_KEY_EXPIRES_AT, columns->values[COL_KEY_EXPIRES_AT]);
 	if (whole)
 	{
 		set_time(&change, queue, job, idemq_request_time(&limited), rerun);
-		replace_job_note(queue, job, &change);
+		if (job_has(job, COL_GROUP_KEY))
+			idemq_pending_groups_note(queue->qstate, queue->id, job_value(job, COL_GROUP_KEY),
+									  GROUP_DROP_LOW_WATER);
+		if (change.set & COLUMN_BIT(COL_READY_AT))
+		{
+			ReadyKey key = {DatumGetTimestampTz(change.values[COL_READY_AT]), job->id};
+
+			idemq_pending_ready_note_taken(queue->qstate, queue->id, job->priority,
+										   job_ready_key(job));
+			idemq_pending_ready_note(queue->qstate, queue->id,
+									 DatumGetInt16(change.values[COL_PRIORITY]), key);
+		}
+		if (!change.isnull[COL_EXPIRES_AT])
+			idemq_pending_ready_note_expiry(queue->qstate, queue->id,
+											DatumGetTimestampTz(change.values[COL_EXPIRES_AT]));
 	}
 	return idemq_jobs_update(table, job, &change, JOB_WAITS);
 }

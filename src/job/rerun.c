@@ -1,26 +1,26 @@
 /*
  * job/rerun.c
- *		A request for a job that is in progress, or finished: it runs once more.
+ *		A request for a job that is running or finished: it runs once more.
  *
- * A running job remembers it, in columns of its own: status, token, lease and
- * attempt stay as they are, so its worker is not disturbed.  What ends the attempt serves
- * the request in its own transaction (job/transition.c).  A finished job is made ready.
+ * A running job stores the request in columns of its own: status, token, lease and attempt do not
+ * change, so its worker is not disturbed.  The call that ends the attempt serves the request in its
+ * own transaction (job/transition.c).  A finished job becomes ready.
  *
- * Request and end of the attempt race for the row.  Both write the version that they have
+ * The request and the end of the attempt compete for the row.  Each writes the version that it has
  * fetched, or nothing:
  *
- *	 - The request comes first: the end waits until the request's transaction has ended,
- *	   finds another version, and fetches that, with the request if it has committed.
- *	 - The end comes first: the request waits, finds another version, and looks the key up
- *	   again: the job is finished, and made ready.
+ *	 - The request comes first: the end waits until the request's transaction has ended, finds
+ *	   another version, and fetches it, with the request if that has committed.
+ *	 - The end comes first: the request waits, finds another version, and looks the key up again:
+ *	   the job is finished, and becomes ready.
  *
- * Either way one of the two sees the other, and no request is lost.  The request waits for no
- * worker that only works: the worker's claim has committed, and it holds no row.  A worker that
- * claims or commits, and leaves its transaction open, holds the row.
+ * In both cases one of the two sees the other, and no request is lost.  The request does not wait
+ * for a worker that is only working: the worker's claim has committed, so the worker holds no row.
+ * A worker that claims or commits, and leaves its transaction open, holds the row.
  *
- * A request that is remembered replaces the one before it: the job runs once for all that
- * came while it ran.  Its time is the earliest that one of them asked for, as it is of a job
- * that waits to be claimed: a stream of requests with a delay does not postpone it for ever.
+ * A stored request replaces the one before it: the job runs once for all requests that came while
+ * it was running.  Its time is the earliest for which one of them asked, as with a job that waits
+ * to be claimed, so a stream of requests with a delay does not postpone it indefinitely.
  */
 #include "postgres.h"
 
@@ -29,9 +29,9 @@
 #include "table/table.h"
 
 /*
- * Has a fetched job, which is running or finished, run once more, with the payload, headers,
- * kind and time of the columns, and the time to live of the key if they have one.  Sets *status to
- * the new status of a finished one.
+ * Makes a fetched job that is running or finished run once more, with the payload, headers, kind
+ * and time of the columns, and with the key's time to live if they have one.  Sets *status to the
+ * new status of a finished job.
  */
 static JobWrite
 rerun_job(JobsTable *table, const QueueInfo *queue, const Job *job, const JobChange *columns,
@@ -62,8 +62,8 @@ rerun_job(JobsTable *table, const QueueInfo *queue, const Job *job, const JobCha
 }
 
 /*
- * As idemq_new_job_keyed, and has a duplicate that is running or finished run once more, if the rule
- * says so (OUTCOME_RERUN).
+ * Like idemq_new_job_keyed, but if the outcome is OUTCOME_RERUN, also makes the duplicate run once
+ * more.
  */
 void
 idemq_new_job_or_rerun(JobsTable *table, const QueueInfo *queue, JobChange *columns,
@@ -83,7 +83,7 @@ idemq_new_job_or_rerun(JobsTable *table, const QueueInfo *queue, JobChange *colu
 			idemq_jobs_refresh_or_raise(table);
 	} while (write == JOB_CHANGED);
 	if (write == JOB_WRITTEN)
-		idemq_jobs_refresh(table); /* a batch may come to that key again */
+		idemq_jobs_refresh(table); /* the same key may come again in a batch */
 	else
 		answer->outcome = OUTCOME_LOCKED;
 }

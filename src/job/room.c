@@ -90,17 +90,6 @@ idemq_room_refuse(const QueueInfo *queue, int64 jobs)
 				"with idemq.alter_queue."));
 }
 
-pg_noreturn static void
-refuse_counting(const QueueInfo *queue)
-{
-	ereport(ERROR, errcode(ERRCODE_LOCK_NOT_AVAILABLE),
-			errmsg("the unfinished jobs of queue \"%s\" are still being counted", queue->name),
-			errdetail("This call has waited 5 s for another session, which is counting them "
-					  "because the queue has max_unfinished and their number is not known, for "
-					  "example after a restart."),
-			errhint("Repeat the call later."));
-}
-
 /*
  * Takes that much room in a queue; returns false if the queue is full.  If the number of unfinished
  * jobs is unknown, counts them, or waits while another session counts them.  Raises 55P03 if this
@@ -114,6 +103,7 @@ take_room(const QueueInfo *queue, int64 room)
 	for (;;)
 	{
 		RoomAnswer answer;
+		bool is_late = until != 0 && idemq_stopwatch() > until;
 
 		CHECK_FOR_INTERRUPTS();
 		answer = idemq_pending_room_take(queue, room);
@@ -124,11 +114,15 @@ take_room(const QueueInfo *queue, int64 room)
 			room_count(queue);
 		if (until == 0)
 			until = idemq_stopwatch() + COUNT_PATIENCE;
-		else if (idemq_stopwatch() > until)
-			refuse_counting(queue);
-		if (answer == ROOM_COUNTING &&
-			!idemq_unfinished_await_count(queue->qstate, queue->id, until))
-			refuse_counting(queue);
+		if (is_late || (answer == ROOM_COUNTING &&
+						!idemq_unfinished_await_count(queue->qstate, queue->id, until)))
+			ereport(ERROR, errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+					errmsg("the unfinished jobs of queue \"%s\" are still being counted",
+						   queue->name),
+					errdetail("This call has waited 5 s for another session, which is counting "
+							  "them because the queue has max_unfinished and their number is not "
+							  "known, for example after a restart."),
+					errhint("Repeat the call later."));
 	}
 }
 

@@ -1,24 +1,28 @@
 /*
  * job/token_epoch.c
- *		What a restored database adds to its tokens, so that they go on growing.
+ *		What a restored database adds to its tokens, so that they continue to increase.
  *
- * The timeline in a token grows with each promotion (base/token.c), and is 1 again after
- * pg_upgrade, and after dump and restore into another cluster.  idemq_internal.clusters, which is
- * dumped, has a row for each (cluster, timeline, base) that gave tokens in this database.
- * Its lead is base + timeline * 2^41.  The base of this cluster is the greatest of
- *	   - the leads of all rows that are not its past: of another cluster, or of a greater
- *		 timeline than this (a backup restored without the history of its timelines);
- *	   - the bases of its own rows.
- * So the lead of this cluster is greater than the lead of every other row, and never falls.
- * Its own row does not change its base, which is the same however often it is computed, and
- * nothing has to be on disk before a token is issued.  Rows are added, never changed.
+ * The timeline in a token increases with each promotion of a standby (base/token.c), and is 1 again
+ * after pg_upgrade, and after a dump is restored into another cluster. idemq_internal.clusters,
+ * which is part of dumps, has a row for each (cluster, timeline, base) that gave tokens in this
+ * database.  The lead of a row is base + timeline * 2^41.  The base of this cluster is the greatest
+ * of
  *
- * The first claim that finds the row missing writes it, in its transaction, unless another is
- * about to (a lock that is tried, not awaited): a claim waits for nobody.  If that is rolled
- * back, a later claim writes it.
+ *	 - the leads of all rows that are not this cluster's past, that is, rows of another cluster,
+ *	   or of a greater timeline than the current one (a backup that was restored without the
+ *	   history of its timelines);
+ *	 - the bases of its own rows.
  *
- * Locks: ExclusiveLock on idemq_internal.clusters as an object, which nothing else takes, until
- * the end of the transaction that adds a row.
+ * So the lead of this cluster is greater than the lead of every other row, and never decreases.
+ * Its own row does not change its base, which is the same however often it is computed, and nothing
+ * needs to be on disk before a token is issued.  Rows are added, never changed.
+ *
+ * The first claim that does not find the row writes it, in its transaction, unless another
+ * transaction may be about to write it (a lock that is not waited for), because a claim does not
+ * wait for other sessions.  If that transaction is rolled back, a later claim writes the row.
+ *
+ * Locks: ExclusiveLock on idemq_internal.clusters as an object, which is used for nothing else,
+ * until the end of the transaction that adds a row.
  */
 #include "postgres.h"
 
@@ -57,7 +61,7 @@ static SqlStatement add_row =
 			 "VALUES ($1, $2, $3)",
 	 .types = {INT8OID, INT8OID, INT8OID}};
 
-/* What this session has read; 0 loaded_timeline: nothing. */
+/* What this session has read. loaded_timeline is 0 if it has read nothing. */
 static int64 base = 0;
 static bool is_noted = false;
 static uint64 loaded_settings = 0;
@@ -71,7 +75,7 @@ is_added_here(void)
 	return TransactionIdIsValid(added_in) && added_in == GetTopTransactionIdIfAny();
 }
 
-/* Reads base, and whether this timeline's row is there. */
+/* Reads the base, and whether the row of this timeline exists. */
 static void
 token_epoch_load(TimeLineID timeline)
 {
@@ -106,8 +110,8 @@ idemq_token_epoch_base(void)
 }
 
 /*
- * Returns the same, read anew: for a caller that has looked up no queue before, and so may not
- * have noticed another session's idemq_token_epoch_advance.
+ * Like idemq_token_epoch_base, but always reads the base: for a caller that has not looked up a
+ * queue before, and so may not have noticed another session's idemq_token_epoch_advance.
  */
 int64
 idemq_token_epoch_latest_base(void)
@@ -127,7 +131,10 @@ adders_lock(void)
 	return tag;
 }
 
-/* Writes this timeline's row, unless it is there or another transaction may be about to. */
+/*
+ * Writes the row of this timeline, unless it exists or another transaction may be about to write
+ * it.
+ */
 void
 idemq_token_epoch_note(void)
 {
@@ -150,10 +157,10 @@ idemq_token_epoch_note(void)
 }
 
 /*
- * Raises all tokens to come by as much as a promotion does, once at least, until they are that
- * far above a token that was seen.  seen is 0 after a restore without the history of its
- * timelines, and the greatest token of a replica before it takes over, since the publisher has
- * given others after that.  Returns the new base.  Raises 54000 when there is no room.
+ * Raises all future tokens by as much as a promotion does: at least once, and until they are that
+ * much greater than a token that was seen. seen is 0 after a restore without the history of its
+ * timelines, and the greatest received token if a replica takes over, because the publisher may
+ * have issued greater ones.  Returns the new base.  Raises 54000 if no greater tokens are possible.
  */
 int64
 idemq_token_epoch_advance(int64 seen)
@@ -173,7 +180,7 @@ idemq_token_epoch_advance(int64 seen)
 				errhint(
 					"Move the jobs to a new installation of the extension, where token numbering "
 					"starts again."));
-		/* A cluster that never was, whose lead is our new base. */
+		/* The row of a cluster that does not exist; its lead is our new base. */
 		(void) idemq_spi_do(&add_row, args, NULL);
 		token_epoch_load(timeline);
 	} while (idemq_token_next(0, 0, idemq_now(), timeline, base) - seen < idemq_token_lead(0, 1));

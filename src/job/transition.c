@@ -2,20 +2,20 @@
  * job/transition.c
  *		The state machine of a job: every change of status, in one table.
  *
- * Guards: the status is checked here, on the very version that is then written; the token, by
- * the caller, which fetched that version.  A write that answers JOB_CHANGED did nothing; the
- * caller fetches the job again.
+ * The status is checked here, on the very version that is then written.  The caller has fetched
+ * that version, and has checked its token.  A write that returns JOB_CHANGED has changed nothing;
+ * the caller fetches the job again.
  *
- * A running job can be asked to run once more (rerun_at and the newest payload, by
- * job/rerun.c).  Whatever ends the attempt decides as if the request had come right after it,
- * so nobody can tell in which order the two came: a job that goes on takes the payload; one
- * that is finished becomes ready again by a second event in the same transaction.  Only cancel
- * drops the request, which came before it.  Neither is lost: request and end both write the row,
- * and the later of the two waits for the earlier, finds another version than it fetched, and
- * starts again from that (40001 above READ COMMITTED).
+ * A running job may be asked to run once more (rerun_at and the newest payload, by job/rerun.c).
+ * The call that ends the attempt acts as if the request had come just after the end, so no one can
+ * tell in which order the two came: a job that continues gets the new payload, and a finished job
+ * becomes ready again by a second event in the same transaction.  Only cancel drops the request, as
+ * if the request had come before it.  Neither is lost: request and end both write the row, and the
+ * later one waits for the earlier one, finds another version than it fetched, and starts again with
+ * that version (40001 above READ COMMITTED).
  *
- * What a transition owes to shared memory after commit or abort it notes in the txn room: a
- * lease that ends, a ready key that becomes claimable, a group that may need a head.
+ * What shared memory must do after commit or abort is noted in txn/: a lease that ends, a ready key
+ * that becomes claimable, a group that may need a head.
  */
 #include "postgres.h"
 
@@ -28,7 +28,7 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* What becomes of ready_at. */
+/* What an event does to ready_at. */
 typedef enum ReadyMove
 {
 	READY_KEEP,
@@ -36,7 +36,7 @@ typedef enum ReadyMove
 	READY_SET
 } ReadyMove;
 
-/* What is added to attempt; the last one sets it to 0. */
+/* What an event adds to attempt; ATTEMPT_RESET sets it to 0. */
 typedef enum AttemptMove
 {
 	ATTEMPT_BACK = -1,
@@ -45,39 +45,33 @@ typedef enum AttemptMove
 	ATTEMPT_RESET
 } AttemptMove;
 
-/* The length of time that is measured with an event. */
-typedef enum Timed
-{
-	UNTIMED,
-	TIMED_WAIT, /* from ready_at to now */
-	TIMED_RUN	/* from claimed_at to now */
-} Timed;
+#define UNTIMED (-1)
 
-/* What a NOTIFY will tell, as bits. */
+/* Events for NOTIFY, as bits. */
 #define TELL_LEASE 1 /* the lease expired, or the worker's session ended */
 #define TELL_DEATH 2
 
-/* What else is true of an event, as bits. */
-#define ONE_STEP 1	 /* claims and ends in one: with the call's own token and lease */
-#define MAY_EXPIRE 2 /* expires_at counts again, or for another ready_at */
-#define LEAVES_JOB 4 /* as it was: no history where the queue keeps nothing */
-/* What becomes of the request to run once more, with an attempt: */
-#define TAKES_REQUEST 8	  /* the job goes on with its payload */
+/* Other properties of an event, as bits. */
+#define ONE_STEP 1	 /* claims and ends the attempt, with the call's own token and lease */
+#define MAY_EXPIRE 2 /* expires_at applies again, or to another ready_at */
+#define LEAVES_JOB 4 /* undoes the claim: no history if the queue keeps nothing */
+/* What the end of an attempt does with the request to run once more: */
+#define TAKES_REQUEST 8	  /* the job continues with its payload */
 #define SERVES_REQUEST 16 /* the job runs again */
 #define DROPS_REQUEST 32
 
 typedef struct Transition
 {
 	uint32 from;  /* statuses, as bits */
-	JobStatus to; /* a finished one sets finished_at, and JOB_DEAD also dead_at */
+	JobStatus to; /* a finished status sets finished_at, and JOB_DEAD also dead_at */
 	ReadyMove ready;
 	AttemptMove attempt;
-	const char *history; /* outcome in idemq.attempts when it ends an attempt */
-	uint32 counters;	 /* that it adds to, as COUNTER_BITs */
-	Timed timed;
+	const char *history; /* outcome in idemq.attempts if it ends an attempt */
+	uint32 counters;	 /* that it increments, as COUNTER_BITs */
+	int timed;			 /* the Timing that it measures; UNTIMED: none */
 	uint32 told;
 	uint32 flags;
-	uint32 columns; /* that it takes from its EventArgs */
+	uint32 columns; /* that it sets from its EventArgs */
 } Transition;
 
 #define BIT(status) (1U << (status))
@@ -110,38 +104,38 @@ typedef struct Transition
 
 /* clang-format off */
 static const Transition transitions[] = {
-	/*                         from                          to             ready        attempt        history      counters                      timed       told                     flags                                    columns */
-	[EVENT_CLAIM] =           {PENDING | RETRYING,           JOB_RUNNING,   READY_KEEP,  ATTEMPT_NEXT,  NULL,        COUNT(CLAIMED),               TIMED_WAIT, 0,                       0,                                       CLAIM_COLUMNS},
-	[EVENT_COMMIT] =          {RUNNING,                      JOB_COMPLETED, READY_CLEAR, ATTEMPT_KEEP,  NULL,        COUNT(COMMITTED),             TIMED_RUN,  0,                       SERVES_REQUEST,                          RESULT},
-	[EVENT_COMMIT_ONCE] =     {PENDING | RETRYING,           JOB_COMPLETED, READY_CLEAR, ATTEMPT_KEEP,  NULL,        COUNT(COMMITTED),             TIMED_WAIT, 0,                       ONE_STEP,                                RESULT | TOKEN},
-	[EVENT_FAIL] =            {RUNNING,                      JOB_RETRYING,  READY_SET,   ATTEMPT_KEEP,  "failed",    COUNT(FAILED),                UNTIMED,    0,                       TAKES_REQUEST,                           ERROR_TEXT},
-	[EVENT_DIE] =             {RUNNING,                      JOB_DEAD,      READY_CLEAR, ATTEMPT_KEEP,  "failed",    COUNT(FAILED) | COUNT(DEAD),  UNTIMED,    TELL_DEATH,              SERVES_REQUEST,                          ERROR_TEXT},
-	[EVENT_RELEASE] =         {RUNNING,                      JOB_PENDING,   READY_SET,   ATTEMPT_BACK,  "released",  COUNT(RELEASED),              UNTIMED,    0,                       MAY_EXPIRE | LEAVES_JOB | TAKES_REQUEST, 0},
-	[EVENT_INTERRUPT] =       {RUNNING,                      JOB_PENDING,   READY_SET,   ATTEMPT_BACK,  "released",  COUNT(RELEASED),              UNTIMED,    0,                       MAY_EXPIRE | TAKES_REQUEST,              ERROR_TEXT},
-	[EVENT_REAP] =            {RUNNING,                      JOB_PENDING,   READY_SET,   ATTEMPT_KEEP,  "expired",   COUNT(EXPIRED),               UNTIMED,    TELL_LEASE,              TAKES_REQUEST,                           ERROR_TEXT},
-	[EVENT_REAP_LATER] =      {RUNNING,                      JOB_RETRYING,  READY_SET,   ATTEMPT_KEEP,  "expired",   COUNT(EXPIRED),               UNTIMED,    TELL_LEASE,              TAKES_REQUEST,                           ERROR_TEXT},
-	[EVENT_REAP_DEAD] =       {RUNNING,                      JOB_DEAD,      READY_CLEAR, ATTEMPT_KEEP,  "expired",   COUNT(EXPIRED) | COUNT(DEAD), UNTIMED,    TELL_LEASE | TELL_DEATH, SERVES_REQUEST,                          ERROR_TEXT},
-	[EVENT_CANCEL] =          {UNFINISHED,                   JOB_CANCELLED, READY_CLEAR, ATTEMPT_KEEP,  "cancelled", COUNT(CANCELLED),             UNTIMED,    0,                       DROPS_REQUEST,                           0},
-	[EVENT_EXPIRE] =          {BLOCKED | PENDING | RETRYING, JOB_CANCELLED, READY_CLEAR, ATTEMPT_KEEP,  NULL,        COUNT(CANCELLED),             UNTIMED,    0,                       0,                                       ERROR_TEXT},
-	[EVENT_RETRY] =           {PENDING | RETRYING,           JOB_PENDING,   READY_SET,   ATTEMPT_KEEP,  NULL,        COUNT(RETRIED),               UNTIMED,    0,                       MAY_EXPIRE,                              0},
-	[EVENT_REDRIVE] =         {DEAD | CANCELLED,             JOB_PENDING,   READY_SET,   ATTEMPT_RESET, NULL,        COUNT(REDRIVEN),              UNTIMED,    0,                       0,                                       0},
-	[EVENT_REDRIVE_GROUPED] = {DEAD | CANCELLED,             JOB_BLOCKED,   READY_CLEAR, ATTEMPT_RESET, NULL,        COUNT(REDRIVEN),              UNTIMED,    0,                       0,                                       0},
-	[EVENT_RESCHEDULE] =      {PENDING,                      JOB_PENDING,   READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       MAY_EXPIRE,                              PRIORITY},
-	[EVENT_RESCHEDULE_RETRYING] = {RETRYING,                 JOB_RETRYING,  READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       MAY_EXPIRE,                              PRIORITY},
-	[EVENT_RESCHEDULE_BLOCKED] = {BLOCKED,                   JOB_BLOCKED,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       PRIORITY},
-	[EVENT_PROMOTE] =         {BLOCKED,                      JOB_PENDING,   READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       0},
-	[EVENT_DEFER] =            {PENDING | RETRYING,           JOB_BLOCKED,   READY_CLEAR, ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       0},
-	[EVENT_PAUSE] =           {PENDING | RETRYING,           JOB_BLOCKED,   READY_CLEAR, ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       RUN_AT},
-	[EVENT_JOIN_GROUP] =      {BLOCKED,                      JOB_BLOCKED,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       GROUP},
-	[EVENT_CHECKPOINT] =      {RUNNING,                      JOB_RUNNING,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       STATE},
-	[EVENT_ASK_RERUN] =       {RUNNING,                      JOB_RUNNING,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       ASKED},
-	[EVENT_RERUN] =           {FINISHED,                     JOB_PENDING,   READY_SET,   ATTEMPT_RESET, NULL,        COUNT(RERUNS),                UNTIMED,    0,                       0,                                       REQUEST},
-	[EVENT_RERUN_GROUPED] =   {FINISHED,                     JOB_BLOCKED,   READY_CLEAR, ATTEMPT_RESET, NULL,        COUNT(RERUNS),                UNTIMED,    0,                       0,                                       REQUEST | RUN_AT},
-	[EVENT_EXTEND] =          {RUNNING,                      JOB_RUNNING,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       DEADLINE | RENEWED},
+	/*                         from                          to             ready        attempt        history      counters                      timed        told                     flags                                    columns */
+	[EVENT_CLAIM] =           {PENDING | RETRYING,           JOB_RUNNING,   READY_KEEP,  ATTEMPT_NEXT,  NULL,        COUNT(CLAIMED),               TIMING_WAIT, 0,                       0,                                       CLAIM_COLUMNS},
+	[EVENT_COMMIT] =          {RUNNING,                      JOB_COMPLETED, READY_CLEAR, ATTEMPT_KEEP,  NULL,        COUNT(COMMITTED),             TIMING_RUN,  0,                       SERVES_REQUEST,                          RESULT},
+	[EVENT_COMMIT_ONCE] =     {PENDING | RETRYING,           JOB_COMPLETED, READY_CLEAR, ATTEMPT_KEEP,  NULL,        COUNT(COMMITTED),             TIMING_WAIT, 0,                       ONE_STEP,                                RESULT | TOKEN},
+	[EVENT_FAIL] =            {RUNNING,                      JOB_RETRYING,  READY_SET,   ATTEMPT_KEEP,  "failed",    COUNT(FAILED),                UNTIMED,     0,                       TAKES_REQUEST,                           ERROR_TEXT},
+	[EVENT_DIE] =             {RUNNING,                      JOB_DEAD,      READY_CLEAR, ATTEMPT_KEEP,  "failed",    COUNT(FAILED) | COUNT(DEAD),  UNTIMED,     TELL_DEATH,              SERVES_REQUEST,                          ERROR_TEXT},
+	[EVENT_RELEASE] =         {RUNNING,                      JOB_PENDING,   READY_SET,   ATTEMPT_BACK,  "released",  COUNT(RELEASED),              UNTIMED,     0,                       MAY_EXPIRE | LEAVES_JOB | TAKES_REQUEST, 0},
+	[EVENT_INTERRUPT] =       {RUNNING,                      JOB_PENDING,   READY_SET,   ATTEMPT_BACK,  "released",  COUNT(RELEASED),              UNTIMED,     0,                       MAY_EXPIRE | TAKES_REQUEST,              ERROR_TEXT},
+	[EVENT_REAP] =            {RUNNING,                      JOB_PENDING,   READY_SET,   ATTEMPT_KEEP,  "expired",   COUNT(EXPIRED),               UNTIMED,     TELL_LEASE,              TAKES_REQUEST,                           ERROR_TEXT},
+	[EVENT_REAP_LATER] =      {RUNNING,                      JOB_RETRYING,  READY_SET,   ATTEMPT_KEEP,  "expired",   COUNT(EXPIRED),               UNTIMED,     TELL_LEASE,              TAKES_REQUEST,                           ERROR_TEXT},
+	[EVENT_REAP_DEAD] =       {RUNNING,                      JOB_DEAD,      READY_CLEAR, ATTEMPT_KEEP,  "expired",   COUNT(EXPIRED) | COUNT(DEAD), UNTIMED,     TELL_LEASE | TELL_DEATH, SERVES_REQUEST,                          ERROR_TEXT},
+	[EVENT_CANCEL] =          {UNFINISHED,                   JOB_CANCELLED, READY_CLEAR, ATTEMPT_KEEP,  "cancelled", COUNT(CANCELLED),             UNTIMED,     0,                       DROPS_REQUEST,                           0},
+	[EVENT_EXPIRE] =          {BLOCKED | PENDING | RETRYING, JOB_CANCELLED, READY_CLEAR, ATTEMPT_KEEP,  NULL,        COUNT(CANCELLED),             UNTIMED,     0,                       0,                                       ERROR_TEXT},
+	[EVENT_RETRY] =           {PENDING | RETRYING,           JOB_PENDING,   READY_SET,   ATTEMPT_KEEP,  NULL,        COUNT(RETRIED),               UNTIMED,     0,                       MAY_EXPIRE,                              0},
+	[EVENT_REDRIVE] =         {DEAD | CANCELLED,             JOB_PENDING,   READY_SET,   ATTEMPT_RESET, NULL,        COUNT(REDRIVEN),              UNTIMED,     0,                       0,                                       0},
+	[EVENT_REDRIVE_GROUPED] = {DEAD | CANCELLED,             JOB_BLOCKED,   READY_CLEAR, ATTEMPT_RESET, NULL,        COUNT(REDRIVEN),              UNTIMED,     0,                       0,                                       0},
+	[EVENT_RESCHEDULE] =      {PENDING,                      JOB_PENDING,   READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,     0,                       MAY_EXPIRE,                              PRIORITY},
+	[EVENT_RESCHEDULE_RETRYING] = {RETRYING,                 JOB_RETRYING,  READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,     0,                       MAY_EXPIRE,                              PRIORITY},
+	[EVENT_RESCHEDULE_BLOCKED] = {BLOCKED,                   JOB_BLOCKED,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,     0,                       0,                                       PRIORITY},
+	[EVENT_PROMOTE] =         {BLOCKED,                      JOB_PENDING,   READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,     0,                       0,                                       0},
+	[EVENT_DEFER] =            {PENDING | RETRYING,           JOB_BLOCKED,   READY_CLEAR, ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,     0,                       0,                                       0},
+	[EVENT_PAUSE] =           {PENDING | RETRYING,           JOB_BLOCKED,   READY_CLEAR, ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,     0,                       0,                                       RUN_AT},
+	[EVENT_JOIN_GROUP] =      {BLOCKED,                      JOB_BLOCKED,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,     0,                       0,                                       GROUP},
+	[EVENT_CHECKPOINT] =      {RUNNING,                      JOB_RUNNING,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,     0,                       0,                                       STATE},
+	[EVENT_ASK_RERUN] =       {RUNNING,                      JOB_RUNNING,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,     0,                       0,                                       ASKED},
+	[EVENT_RERUN] =           {FINISHED,                     JOB_PENDING,   READY_SET,   ATTEMPT_RESET, NULL,        COUNT(RERUNS),                UNTIMED,     0,                       0,                                       REQUEST},
+	[EVENT_RERUN_GROUPED] =   {FINISHED,                     JOB_BLOCKED,   READY_CLEAR, ATTEMPT_RESET, NULL,        COUNT(RERUNS),                UNTIMED,     0,                       0,                                       REQUEST | RUN_AT},
+	[EVENT_EXTEND] =          {RUNNING,                      JOB_RUNNING,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,     0,                       0,                                       DEADLINE | RENEWED},
 };
 /* clang-format on */
 
-/* Returns the outcome of a call that leaves a job in the status that it has. */
+/* Returns the outcome of a call that does not change a job, because of the job's status. */
 Outcome
 idemq_outcome_of_status(JobStatus status)
 {
@@ -161,7 +155,7 @@ idemq_transition_allowed(JobEvent event, JobStatus status)
 	return (transitions[event].from & BIT(status)) != 0;
 }
 
-/* Sets a column that goes by reference; 0 is NULL. */
+/* Sets a column that is passed by reference; 0 means NULL. */
 static void
 set_reference(JobChange *change, JobColumn column, Datum value)
 {
@@ -180,7 +174,9 @@ clear_request(JobChange *change)
 	job_set_null(change, COL_RERUN_KIND);
 }
 
-/* Sets what the job does from now on; what a worker had done for the former payload is void. */
+/*
+ * Sets a new payload, and removes the checkpoint and the request, which belong to the former one.
+ */
 static void
 set_payload(JobChange *change, const JobRequest *request)
 {
@@ -191,7 +187,7 @@ set_payload(JobChange *change, const JobRequest *request)
 	clear_request(change);
 }
 
-/* Sets the time for which a job waits, NULL for at once. */
+/* Sets the time for which a job waits; NULL means now. */
 static void
 set_run_at(JobChange *change, const EventArgs *args)
 {
@@ -237,13 +233,15 @@ set_argument_columns(JobChange *change, uint32 columns, const Job *job, const Ev
 	if (columns & PRIORITY)
 	{
 		job_set(change, COL_PRIORITY, Int16GetDatum((int16) args->priority));
-		/* Only for a job that has its time in run_at. */
+		/* Only if the job has its time in run_at. */
 		if (args->new_run_at && (job->status == JOB_BLOCKED || job_has(job, COL_GROUP_KEY)))
 			set_run_at(change, args);
 	}
 }
 
-/* Returns whether a job was asked to run once more, and the event has one of the flags. */
+/*
+ * Returns whether a job has a stored request to run once more, and the event has one of the flags.
+ */
 static bool
 is_asked(const Transition *transition, const Job *job, uint32 flags)
 {
@@ -251,7 +249,7 @@ is_asked(const Transition *transition, const Job *job, uint32 flags)
 		   job_has(job, COL_RERUN_AT);
 }
 
-/* Returns the request that a running job remembers; what is NULL is 0 in its row. */
+/* Returns the stored request of a running job; a column that is NULL becomes 0. */
 static JobRequest
 asked_request(const Job *job)
 {
@@ -260,14 +258,14 @@ asked_request(const Job *job)
 						.kind = job_value(job, COL_RERUN_KIND)};
 }
 
-/* Returns whether nothing is left of a job once it is completed. */
+/* Returns whether a job is deleted when it is completed. */
 static bool
 keeps_nothing(const Job *job, const QueueInfo *queue)
 {
 	return queue->retention == 0 && !job_has(job, COL_KEY);
 }
 
-/* Returns whether idemq.attempts gets a row of the attempt that an event ends. */
+/* Returns whether an event adds a row to idemq.attempts for the attempt that it ends. */
 static bool
 adds_attempt(const Transition *transition, const Job *job, const QueueInfo *queue)
 {
@@ -276,8 +274,8 @@ adds_attempt(const Transition *transition, const Job *job, const QueueInfo *queu
 }
 
 /*
- * Returns whether it gets a row of the commit of a job that runs again: the job's row will not
- * show that commit any more, and a call that repeats it must be recognized.
+ * Returns whether an event adds a row to idemq.attempts for the commit of a job that runs again.
+ * The job's own row will no longer show that commit, and a call that repeats it must be recognized.
  */
 static bool
 adds_commit(const Transition *transition, const Job *job)
@@ -285,56 +283,13 @@ adds_commit(const Transition *transition, const Job *job)
 	return (transition->columns & REQUEST) && job->status == JOB_COMPLETED;
 }
 
-/* Adds one to a number in the flags of a job, if it happened again, or sets it to 0. */
+/* Returns flags in which a count is one greater if something happened again, and otherwise 0. */
 static int16
 count_in_a_row(int16 flags, int16 which, bool again)
 {
 	int count = again ? Min(job_count(flags, which) + 1, JOB_COUNT_MAX) : 0;
 
 	return (int16) ((flags & ~(which * JOB_COUNT_MAX)) | (count * which));
-}
-
-/*
- * Returns the flags of a job whose attempt has ended, but which is not finished.  A release does
- * not count as an attempt: what is known of the one before stays.
- */
-static int16
-flags_after_attempt(JobEvent event, int16 flags, bool handled)
-{
-	bool lost = event == EVENT_REAP || event == EVENT_REAP_LATER;
-
-	flags = count_in_a_row(flags, JOB_INTERRUPTED, event == EVENT_INTERRUPT);
-	if (lost || event == EVENT_FAIL)
-		flags = count_in_a_row(flags, JOB_CRASHED, lost && handled);
-	if (lost)
-		flags |= JOB_LOST;
-	else if (event == EVENT_FAIL)
-		flags &= ~JOB_LOST;
-	return flags;
-}
-
-/*
- * Returns the flags of a job after an event that sets or clears ready_at, or after a claim: whether
- * it has a permit of its group, and waits for the group's rate.
- */
-static int16
-flags_of_turn(const Transition *transition, const Job *job, const EventArgs *args)
-{
-	/* Another priority leaves the time as it is, and what it waits for. */
-	bool same_time = (transition->columns & PRIORITY) && !args->new_run_at && args->due == 0;
-	int16 flags = job->flags;
-
-	if (transition->ready != READY_KEEP)
-		flags &= ~JOB_PERMIT;
-	if (!same_time)
-		flags &= ~JOB_RATE_LIMITED;
-	if (transition->ready != READY_SET || !job_has(job, COL_GROUP_KEY))
-		return flags;
-	if (args->takes_permit)
-		flags |= JOB_PERMIT;
-	if (args->due != 0)
-		flags |= JOB_RATE_LIMITED;
-	return flags;
 }
 
 /* Returns the flags of a job after an event that does what transition says; see table/table.h. */
@@ -344,8 +299,21 @@ flags_after(JobEvent event, const Transition *transition, const Job *job, const 
 {
 	int16 flags = job->flags;
 
-	if (event == EVENT_CLAIM || transition->ready != READY_KEEP)
-		flags = flags_of_turn(transition, job, args);
+	/* Its permit, and whether it waits for its group's rate. */
+	if (transition->ready != READY_KEEP)
+		flags &= ~JOB_PERMIT;
+	/* Another priority does not change the time, or the reason for it. */
+	if ((event == EVENT_CLAIM || transition->ready != READY_KEEP) &&
+		((transition->columns & PRIORITY) == 0 || args->new_run_at || args->due != 0))
+		flags &= ~JOB_RATE_LIMITED;
+	if (transition->ready == READY_SET && job_has(job, COL_GROUP_KEY))
+	{
+		if (args->takes_permit)
+			flags |= JOB_PERMIT;
+		if (args->due != 0)
+			flags |= JOB_RATE_LIMITED;
+	}
+	/* Its attempt. */
 	if (event == EVENT_CLAIM || transition->to != JOB_RUNNING)
 		flags &= ~JOB_FLAGS_OF_ATTEMPT;
 	if (event == EVENT_CLAIM)
@@ -355,22 +323,33 @@ flags_after(JobEvent event, const Transition *transition, const Job *job, const 
 	else if (job_status_is_finished(transition->to))
 		flags &= JOB_HISTORY;
 	else if (job->status == JOB_RUNNING && transition->to != JOB_RUNNING)
-		flags = flags_after_attempt(event, flags, job_is_handled(job));
+	{
+		bool lost = event == EVENT_REAP || event == EVENT_REAP_LATER;
+
+		/* A release does not count as an attempt, so what the previous attempt left stays. */
+		flags = count_in_a_row(flags, JOB_INTERRUPTED, event == EVENT_INTERRUPT);
+		if (lost || event == EVENT_FAIL)
+			flags = count_in_a_row(flags, JOB_CRASHED, lost && job_is_handled(job));
+		if (lost)
+			flags |= JOB_LOST;
+		else if (event == EVENT_FAIL)
+			flags &= ~JOB_LOST;
+	}
 	if (adds_attempt(transition, job, queue) || adds_commit(transition, job))
 		flags |= JOB_HISTORY;
 	return flags;
 }
 
-/* Fills the change that an event makes; flags: the job's after it. */
+/* Fills in the change that an event makes. flags: those of the job after the event. */
 static void
 fill_change(JobChange *change, const Transition *transition, const Job *job, const EventArgs *args,
 			int16 flags)
 {
 	change->set = 0;
-	/* Only if they change: otherwise WAL would also get everything that follows them. */
+	/* Only if they change, because WAL would otherwise contain all columns after them. */
 	if (flags != job->flags)
 		job_set(change, COL_FLAGS, Int16GetDatum(flags));
-	/* It goes with the flag. */
+	/* Has a value only together with the flag. */
 	if (job_has(job, COL_RENEWED_AT) && (flags & JOB_EXTENDED) == 0)
 		job_set_null(change, COL_RENEWED_AT);
 	if (transition->to != job->status)
@@ -387,7 +366,7 @@ fill_change(JobChange *change, const Transition *transition, const Job *job, con
 		job_set(change, COL_FINISHED_AT, TimestampTzGetDatum(args->now));
 	else if (transition->from & (DEAD | CANCELLED))
 	{
-		/* The job lives again, even if it had expired. */
+		/* The job is unfinished again, even if it had expired. */
 		job_set_null(change, COL_FINISHED_AT);
 		job_set_null(change, COL_DEAD_AT);
 		job_set_null(change, COL_EXPIRES_AT);
@@ -400,14 +379,14 @@ fill_change(JobChange *change, const Transition *transition, const Job *job, con
 		JobRequest request = asked_request(job);
 
 		set_payload(change, &request);
-		/* It was the limit for the claim of the former request, which came in time. */
+		/* It was the limit for claiming the former request, which was claimed in time. */
 		job_set_null(change, COL_EXPIRES_AT);
 	}
 	else if (is_asked(transition, job, DROPS_REQUEST))
 		clear_request(change);
 }
 
-/* Notes what shared memory must do when the transaction ends, and what a NOTIFY will tell. */
+/* Notes what shared memory must do when the transaction ends, and the events for NOTIFY. */
 static void
 transition_note(const Transition *transition, const Job *job, const QueueInfo *queue,
 				const EventArgs *args)
@@ -415,7 +394,7 @@ transition_note(const Transition *transition, const Job *job, const QueueInfo *q
 	bool one_step = (transition->flags & ONE_STEP) != 0;
 	bool finishes = job_status_is_finished(transition->to);
 	bool blocks = transition->to == JOB_BLOCKED;
-	/* A job that was asked to run once more does so in this transaction. */
+	/* Not if the job runs once more in this transaction. */
 	bool announces = finishes && queue->notify_finished &&
 					 !is_asked(transition, job, SERVES_REQUEST);
 	JobStatus announced = announces ? transition->to : NOT_ANNOUNCED;
@@ -431,7 +410,7 @@ transition_note(const Transition *transition, const Job *job, const QueueInfo *q
 								 job->attempt);
 	if (transition->told & TELL_DEATH)
 		idemq_pending_note_event(queue->qstate, queue->id, JOB_DIED, job->id, job->attempt);
-	/* The group has lost its head, or a job that was next; or again has a job that may be it. */
+	/* The group has lost its head or its next job, or has another blocked job. */
 	if (job_has(job, COL_GROUP_KEY) && (finishes || blocks))
 		idemq_pending_groups_note(queue->qstate, queue->id, job_value(job, COL_GROUP_KEY),
 								  blocks ? job->id : GROUP_KEEP_LOW_WATER);
@@ -447,12 +426,12 @@ transition_note(const Transition *transition, const Job *job, const QueueInfo *q
 	}
 	if (job->expires_at < DT_NOEND && (transition->flags & MAY_EXPIRE))
 		idemq_pending_ready_note_expiry(queue->qstate, queue->id, job->expires_at);
-	/* It leaves the index and has no lease entry: if this aborts, it is back. */
+	/* The job leaves the index without a lease entry; an abort must bring it back. */
 	if (transition->ready != READY_KEEP && job->is_ready && job->status != JOB_RUNNING && !one_step)
 		idemq_pending_ready_note_taken(queue->qstate, queue->id, job->priority, job_ready_key(job));
 }
 
-/* Has a job that this transaction has finished run again, as a request asked meanwhile. */
+/* Makes a job that this transaction has finished run again, as the stored request asks. */
 static void
 serve_request(JobsTable *table, int64 id, const QueueInfo *queue, TimestampTz now)
 {
@@ -470,62 +449,39 @@ serve_request(JobsTable *table, int64 id, const QueueInfo *queue, TimestampTz no
 		elog(ERROR, "job %lld could not be made ready again", (long long) id);
 }
 
-/* Writes what idemq.attempts and idemq.steps are to say of the job: nothing if it is deleted. */
+/*
+ * Adds an event to idemq.attempts and idemq.steps; if the job's row was deleted, removes its rows
+ * there.
+ */
 static void
 write_history(const Transition *transition, const Job *job, const QueueInfo *queue,
 			  const EventArgs *args, bool deleted)
 {
-	if (deleted && (job->flags & JOB_HISTORY))
-		idemq_attempt_history_forget(&job->id, 1);
 	if (deleted)
+	{
+		if (job->flags & JOB_HISTORY)
+			idemq_attempt_history_forget(&job->id, 1);
 		idemq_steps_forget(&job->id, 1);
-	if (deleted && idemq_may_have_dependencies(queue->qstate, job->id))
-		idemq_dependency_forget(&job->id, 1);
+		if (idemq_may_have_dependencies(queue->qstate, job->id))
+			idemq_dependency_forget(&job->id, 1);
+	}
 	if (adds_attempt(transition, job, queue))
 		idemq_attempt_history_add(job, args->now, transition->history, args->error, args->details);
 	/* The steps were done for the former payload. */
 	if ((transition->columns & REQUEST) || is_asked(transition, job, TAKES_REQUEST))
 		idemq_steps_void(job->id);
 	if (adds_commit(transition, job))
-		idemq_attempt_history_add_commit(job);
-}
-
-/* Deletes the row of a job that completes; JOB_LOCKED if it is held or needed. */
-static JobWrite
-delete_at_once(JobsTable *table, const Job *job, const QueueInfo *queue)
-{
-	bool related;
-	JobWrite write = idemq_jobs_may_delete(table, job, queue->qstate, JOB_COMPLETED, &related);
-
-	if (write != JOB_WRITTEN)
-		return write;
-	write = idemq_jobs_delete(table, job);
-	if (write == JOB_WRITTEN)
-		idemq_jobs_check_deleted(queue->qstate, job->id, related);
-	return write;
+		idemq_attempt_history_add_commit(job, NULL);
 }
 
 /*
- * Returns whether an event would make a job ready even though its group is paused.  A promotion
- * checks this beforehand.
- */
-static bool
-must_stay_paused(JobsTable *table, const Transition *transition, const Job *job,
-				 const QueueInfo *queue)
-{
-	return transition->ready == READY_SET && transition != &transitions[EVENT_PROMOTE] &&
-		   job_has(job, COL_GROUP_KEY) &&
-		   idemq_jobs_group_is_paused(table, queue, job_value(job, COL_GROUP_KEY), NULL);
-}
-
-/*
- * Makes an event happen to a fetched job.  The caller has checked that the event is allowed, and
- * the token if the job is running.  A commit of a job without a key in a queue that keeps
- * nothing deletes the row, if it may.  A death, and with dead_letter_cancelled the cancel of a job
- * that was begun, adds a job to the dead-letter queue of the job's queue.  A job that was asked to
- * run once more does so; then what was fetched is void, but for the fields of *job.
- * An event that would make a job of a paused group ready makes it blocked instead, with its time in
- * run_at (job/group_pause.c).
+ * Applies an event to a fetched job.  The caller has checked that the event is allowed, and the
+ * token if the job is running.  A commit of a job without a key in a queue that keeps nothing
+ * deletes the row, if possible.  A death, and with dead_letter_cancelled the cancel of a job of
+ * which an attempt has begun, adds a job to the dead-letter queue.  A job with a stored request
+ * runs once more; afterwards only the fields of *job may be read, not its columns.  In a paused
+ * group, an event that would make the job ready makes it blocked instead, with its time in run_at
+ * (job/group_pause.c).
  */
 JobWrite
 idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent event,
@@ -533,19 +489,21 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 {
 	const Transition *transition = &transitions[event];
 	Transition paused;
-	/* The row goes at once, unless somebody holds or needs it: then retention deletes it. */
-	bool deleted = transition->to == JOB_COMPLETED && keeps_nothing(job, queue);
-	bool continues = idemq_dead_letter_wants(queue, job, transition->to);
+	bool deletes = transition->to == JOB_COMPLETED && keeps_nothing(job, queue);
+	bool adds_record = idemq_dead_letter_wants(queue, job, transition->to);
+	bool has_children;
 	EventArgs args = *given;
 	QueueInfo dead;
 	JobChange change;
-	JobWrite write = JOB_LOCKED;
+	JobWrite write;
 
 	IDEMQ_STOP("idemq_transition");
 	if (!idemq_transition_allowed(event, job->status))
 		elog(ERROR, "event %d is not allowed for a job in status %s", event,
 			 idemq_status_name(job->status));
-	if (must_stay_paused(table, transition, job, queue))
+	/* In a paused group no event makes a job ready.  A promotion has checked this beforehand. */
+	if (transition->ready == READY_SET && event != EVENT_PROMOTE && job_has(job, COL_GROUP_KEY) &&
+		idemq_jobs_group_is_paused(table, queue, job_value(job, COL_GROUP_KEY), NULL))
 	{
 		paused = *transition;
 		paused.to = JOB_BLOCKED;
@@ -553,14 +511,22 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 		paused.columns |= RUN_AT;
 		transition = &paused;
 	}
-	if (continues && !idemq_dead_letter_hold(queue, wait, &dead))
+	if (adds_record && !idemq_dead_letter_hold(queue, wait, &dead))
 		return JOB_LOCKED;
 	if (is_asked(transition, job, TAKES_REQUEST))
 		args.ready_at = Max(args.ready_at, job_time(job, COL_RERUN_AT));
-	if (deleted)
-		write = delete_at_once(table, job, queue);
-	deleted = write != JOB_LOCKED;
-	if (!deleted)
+
+	if (deletes)
+	{
+		write = idemq_jobs_may_delete(table, job, queue->qstate, JOB_COMPLETED, &has_children);
+		if (write == JOB_WRITTEN)
+			write = idemq_jobs_delete(table, job);
+		if (write == JOB_WRITTEN)
+			idemq_jobs_check_deleted(queue->qstate, job->id, has_children);
+		/* Retention deletes a row later that another transaction holds or needs. */
+		deletes = write != JOB_LOCKED;
+	}
+	if (!deletes)
 	{
 		fill_change(&change, transition, job, &args,
 					flags_after(event, transition, job, queue, &args));
@@ -572,23 +538,23 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	}
 	if (write != JOB_WRITTEN)
 		return write;
+
 	transition_note(transition, job, queue, &args);
 	idemq_pending_counts_event(queue->id, transition->counters);
 	if (transition->timed != UNTIMED)
-		idemq_pending_counts_timing(queue->id,
-									transition->timed == TIMED_WAIT ? TIMING_WAIT : TIMING_RUN,
-									transition->timed == TIMED_WAIT ? job->ready_at
-																	: job->claimed_at,
+		idemq_pending_counts_timing(queue->id, transition->timed,
+									transition->timed == TIMING_WAIT ? job->ready_at
+																	 : job->claimed_at,
 									args.now);
-	write_history(transition, job, queue, &args, deleted);
-	if (continues)
+	write_history(transition, job, queue, &args, deletes);
+	if (adds_record)
 		idemq_dead_letter_add(job, queue, &dead, transition->to, args.error);
 	if (is_asked(transition, job, SERVES_REQUEST))
 		serve_request(table, job->id, queue, args.now);
 	return write;
 }
 
-/* Cancels a fetched job that was not claimed in time; never waits. */
+/* Cancels a fetched job that has expired; never waits. */
 JobWrite
 idemq_job_expire(JobsTable *table, const Job *job, const QueueInfo *queue, TimestampTz now)
 {

@@ -310,7 +310,7 @@ say_group_rate_limit(WhyCall *call)
 	if (call->queue.group_rate_limit == 0 || job->row->tts_isnull[COL_GROUP_KEY] ||
 		call->queue.qstate == NULL || RecoveryInProgress())
 		return false;
-	next = idemq_group_rate_limit_next(&call->queue, job->row->tts_values[COL_GROUP_KEY]);
+	next = idemq_group_rate_limit(&call->queue, job->row->tts_values[COL_GROUP_KEY], false);
 	/* A deferred job has this time as its ready_at.  If that is later, another reason keeps it. */
 	if (next <= call->now || next < job->ready_at - CLOSE)
 		return false;

@@ -1,6 +1,7 @@
 /*
  * table/attempt_history.c
- *		The history of attempts that did not commit, or whose job ran again: idemq.attempts.
+ *		The history of attempts that did not commit, whose job ran again, or that have details:
+ *		idemq.attempts.
  *
  * Locks: none of its own; the caller holds the job's row.
  */
@@ -50,22 +51,22 @@ idemq_attempt_history_add(const Job *job, TimestampTz ended_at, const char *outc
 }
 
 /*
- * Records the commit of a completed job that will run again, with its result.  If a DBA has set the
- * job to completed, it may have no finished_at; then the current time is recorded.
+ * Records the commit of a completed job.  details: NULL if the job will run again; then its result
+ * is recorded.  If a DBA has set the job to completed, it may have no finished_at; then the current
+ * time is recorded.
  */
 void
-idemq_attempt_history_add_commit(const Job *job)
+idemq_attempt_history_add_commit(const Job *job, Jsonb *details)
 {
 	TupleTableSlot *row = job->row;
 
+	if (details == NULL && !row->tts_isnull[COL_RESULT])
+		details = DatumGetJsonbP(row->tts_values[COL_RESULT]);
 	idemq_attempt_history_add(job,
 							  row->tts_isnull[COL_FINISHED_AT]
 								  ? idemq_now()
 								  : DatumGetTimestampTz(row->tts_values[COL_FINISHED_AT]),
-							  "committed", NULL,
-							  row->tts_isnull[COL_RESULT]
-								  ? NULL
-								  : DatumGetJsonbP(row->tts_values[COL_RESULT]));
+							  "committed", NULL, details);
 }
 
 static SqlStatement find_commit =

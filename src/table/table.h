@@ -265,7 +265,7 @@ extern bool idemq_jobs_fetch_entry(JobsTable *table, IndexScanDesc scan, Job *jo
 
 extern void idemq_attempt_history_add(const Job *job, TimestampTz ended_at, const char *outcome,
 									  text *error, Jsonb *details);
-extern void idemq_attempt_history_add_commit(const Job *job);
+extern void idemq_attempt_history_add_commit(const Job *job, Jsonb *details);
 extern bool idemq_attempt_history_has_commit(int64 job_id, int64 token);
 extern void idemq_attempt_history_forget(const int64 *job_ids, int count);
 

@@ -31,8 +31,8 @@
  * marked, must know whether the group is held back (job/holds.c) or paused (job/group_pause.c).
  * Groups and counts come before actions and ready keys, because these wake sessions: a claimer that
  * wakes finds the group marked, and a session that waited for a result finds it counted.  Ready keys
- * come after actions, because a claimer that passed a job for its lease entry is answered by a
- * lowering that comes after the entry is gone.  Workers that were kept away come back last, when
+ * come after actions: a claimer may have passed a job because of its lease entry, so the scan start
+ * must be lowered after the entry has been removed.  Workers that were kept away return last, when
  * nothing is pending any more.
  *
  * A parallel worker notes nothing: no function that writes is parallel safe.
@@ -66,7 +66,7 @@ forget(void)
 	idemq_pending_away_let_back();
 }
 
-/* Undoes what was noted in a subtransaction or a later one; InvalidSubTransactionId: all. */
+/* Undoes the notes of a subtransaction and of later ones; InvalidSubTransactionId: all notes. */
 static void
 undo_from(SubTransactionId from)
 {

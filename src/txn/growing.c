@@ -1,8 +1,8 @@
 /*
  * txn/growing.c
- *		Arrays in TopTransactionContext that grow, for the notes of a transaction.
+ *		Growable arrays in TopTransactionContext, for the notes of a transaction.
  *
- * Nobody frees them: their owner forgets the pointer when the transaction ends.
+ * They are not freed: their owner forgets the pointer when the transaction ends.
  */
 #include "postgres.h"
 
@@ -10,21 +10,23 @@
 
 #include "txn/txn.h"
 
-/* Elements of a new array. */
+/* Number of elements of a new array. */
 #define FIRST_ROOM 8
-/* An array doubles until it has so many elements, then gets so many more, then an eighth. */
+/*
+ * An array doubles up to this number of elements, then grows by this number, and finally by an
+ * eighth.
+ */
 #define LARGE_STEP 8192
 
 /*
- * Returns the array with room for wanted elements of that size; it may have moved.
- * NULL, with *max 0, is an array that does not exist yet.  *max: how many elements
- * there is room for.
+ * Returns the array with room for wanted elements of that size; it may have moved.  An array that
+ * does not exist yet is NULL, with *max 0. *max: the number of elements for which there is room.
  *
- * Raises an error when there is no memory: then the array and *max are as before.
- * So the caller makes room first, then does what it has to note, then notes it.
+ * If there is no memory, raises an error, and the array and *max do not change.  So the caller
+ * makes room first, then makes a change, and then notes the change.
  *
- * A large array grows by an eighth, so that no more of it is empty, and adding
- * elements one by one takes linear time.
+ * A large array grows by an eighth, so at most an eighth of it is unused, and adding elements one
+ * by one takes linear time.
  */
 void *
 idemq_grow(void *array, int *max, int64 wanted, Size size)

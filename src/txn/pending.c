@@ -1,31 +1,32 @@
 /*
  * txn/pending.c
- *		Pending actions: what this transaction has noted for shared memory, in order;
- *		and, by kind, what shared memory does after its commit, abort and PREPARE.
+ *		Pending actions: what this transaction has noted for shared memory, in order; and, for each
+ *		kind of action, what shared memory does after commit, abort and PREPARE.
  *
- * An action is noted before the change that it undoes is made, into memory that was
- * reserved before (idemq_pending_reserve), so that no error can come between.  A
- * transaction may change a million jobs, so an action is small.
+ * An action is noted before the change that it undoes is made, in memory that was reserved before
+ * (idemq_pending_reserve), so no error can come in between.  A transaction may change a million
+ * jobs, so an action is small.
  *
- * At the commit entries with transferred permits are counted first, before the entries go whose
- * permits they take (job/limits.c); then the actions are followed in the order in which they were
- * noted.  What comes before and after them is in txn/at_end.c.
+ * At the commit, entries with transferred permits are counted first, before the entries are removed
+ * whose permits they take (job/limits.c).  Then the actions are carried out in the order in which
+ * they were noted. txn/at_end.c says what comes before and after them.
  *
- * Subtransactions: their ids grow, so at the end of one the actions with its id or a
- * greater one are its own or its children's, and are the tail of the list.  A release
- * needs nothing; a rollback undoes that tail, the last first, so that an entry which
- * was ended, claimed again and ended again goes back the way it came.
+ * Subtransactions: their ids increase, so when one ends, the actions with its id or a greater one
+ * are its own or its children's, and are at the end of the list.  A release does nothing.  A
+ * rollback undoes these actions, the last first, so an entry that was ended, claimed again and
+ * ended again returns to its first state step by step.
  *
- * PREPARE TRANSACTION: from then on no session owns the transaction, so what only a
- * session could answer for is refused: a claim (unless it is the attempt's end as well), a
- * promotion, the end of an attempt where max_running counts, an enqueue where max_unfinished or
- * group_max_unfinished counts, and a drop of what memory knows.  The entries of attempts that the
- * transaction ends are removed.  After that, only its row locks keep other sessions from these jobs,
- * and a claimer that meets such a row does not pass it.  When the transaction ends, the
- * utility hook (hooks/utility.c) unsets the scan starts and asks for recovery.
+ * PREPARE TRANSACTION: from then on no session owns the transaction, so everything is refused that
+ * requires a session: a claim (unless the same call ends the attempt), a promotion, the end of an
+ * attempt in a queue with max_running, an enqueue that max_unfinished or group_max_unfinished
+ * limits, and a drop of something that memory knows.  The entries of attempts that the transaction
+ * ends are removed.  After that, only its row locks keep other sessions from these jobs, and a
+ * claimer that meets such a row does not pass it.  When the transaction ends, the utility hook
+ * (hooks/utility.c) unsets the scan starts and requests recovery.
  *
- * What txn/at_end.c calls neither allocates nor raises; idemq_pending_before_prepare
- * alone raises.  No locks; all state is this backend's.
+ * The functions that txn/at_end.c calls neither allocate memory nor raise errors, except
+ * idemq_pending_before_prepare, which raises errors.  There are no locks; all state belongs to this
+ * backend.
  */
 #include "postgres.h"
 
@@ -33,6 +34,7 @@
 #include "miscadmin.h"
 
 #include "base/base.h"
+#include "base/compat.h"
 #include "queue/queue.h"
 #include "shared/counts/counts.h"
 #include "shared/groups/groups.h"
@@ -51,21 +53,21 @@ typedef struct Action
 	SubTransactionId subid;
 	QueueState *qstate;
 	int64 job_id;
-	int64 token; /* with the job it names a lease entry, and no later one */
+	int64 token; /* of the lease entry */
 	int32 queue_id;
 	int16 priority;
-	bool has_prior;	  /* of a claim: it took an entry over, which is in priors */
-	bool transferred; /* of a claim: it has the permit of an attempt that this transaction ends */
-	bool once;		  /* of a claim: it is the attempt's end as well */
-	bool frees;		  /* of an end: the attempt was counted as running */
-	uint8 finished;	  /* JobStatus to announce of an end or a finish; 0: none */
-	EventKind event;  /* to NOTIFY */
+	bool has_prior;	  /* claim: it took an entry over, which is in priors */
+	bool transferred; /* claim: it has the permit of an attempt that this transaction ends */
+	bool once;		  /* claim: the same call ends the attempt */
+	bool frees;		  /* end: the attempt was counted as running */
+	uint8 finished;	  /* end, finish: the JobStatus to announce; 0: none */
+	EventKind event;  /* event: for NOTIFY */
 	union
 	{
-		int32 attempt;		  /* of an event */
-		Oid database;		  /* of ACTION_EXTENSION */
-		TimestampTz ready_at; /* of a claim: with the priority, its position in the ready index */
-		uint64 process;		  /* of an end by others: the process to tell; 0: none */
+		int32 attempt;		  /* event */
+		Oid database;		  /* ACTION_EXTENSION */
+		TimestampTz ready_at; /* claim: with the priority, its position in the ready index */
+		uint64 process;		  /* end by others: the process to tell; 0: none */
 	} u;
 } Action;
 
@@ -76,15 +78,20 @@ StaticAssertDecl(sizeof(PriorLease) <= MAX_PRIOR_SIZE, "what a claim takes over 
 static Action *actions = NULL;
 static int nactions = 0;
 static int max_actions = 0;
-/* What claims took over: one for each action with has_prior, in the order of actions. */
+/*
+ * The entries that claims took over: one for each action with has_prior, in the order of actions.
+ */
 static PriorLease *priors = NULL;
 static int npriors = 0;
 static int max_priors = 0;
 /* Whether PREPARE TRANSACTION is under way, for idemq.check(). */
 static bool preparing = false;
-/* Whether an action is about settings or holds, perhaps one that was undone. */
+/* Whether an action concerns settings or holds, perhaps one that was undone. */
 static bool settings_changed = false;
-/* The job that the last transaction with a claim has claimed, if it was one; else 0, 0. */
+/*
+ * The job claimed by the last transaction that claimed any, if it claimed exactly one; otherwise 0,
+ * 0.
+ */
 static int64 claimed_id = 0;
 static int64 claimed_token = 0;
 
@@ -131,7 +138,10 @@ pending_note(ActionKind kind, QueueState *qstate, int32 queue_id, int64 job_id)
 	return action;
 }
 
-/* Notes what concerns a queue (0: all queues), and no job; equal notes in a row are one. */
+/*
+ * Notes an action for a queue (0: all queues), without a job.  Several equal notes in a row become
+ * one.
+ */
 void
 idemq_pending_note(ActionKind kind, QueueState *qstate, int32 queue_id)
 {
@@ -144,8 +154,8 @@ idemq_pending_note(ActionKind kind, QueueState *qstate, int32 queue_id)
 }
 
 /*
- * Notes that all rows of this database are read anew, unless that is noted already.  The last
- * note is undone first, so a note that is there stays for all that comes behind it.
+ * Notes ACTION_ROWS, unless it is noted already.  Actions are undone from the end of the list, so
+ * an earlier note stays for all that come after it.
  */
 static void
 note_rows_once(void)
@@ -161,9 +171,9 @@ note_rows_once(void)
 
 /*
  * Notes a claim.  The caller has reserved room for the note (idemq_pending_reserve_claim), so this
- * cannot fail, and has taken the lease entry; rowonly: it has none, because the table was full.
- * key: the ready key of the job.  once: the same transaction ends the attempt.  prior: the entry
- * that the claim took over, or NULL.
+ * cannot fail, and has taken the lease entry, unless rowonly is true, because the table was full.
+ * key: the ready key of the job. once: the same call ends the attempt. prior: the entry that the
+ * claim took over, or NULL.
  */
 void
 idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, bool rowonly,
@@ -189,11 +199,11 @@ idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, 
 }
 
 /*
- * Notes that this transaction ends the lease of that token, and marks its entry.  The job may
- * be a parent.  A queue without a state has no marks (shared/groups/dependencies.c): then all
- * rows are read anew.  announced: the status to announce after the commit, or NOT_ANNOUNCED.
- * by_others: neither the worker nor anyone else with the token ends the attempt, so the worker's
- * process is told after the commit.
+ * Notes that this transaction ends the lease of that token, and marks its entry.  The job may be a
+ * parent.  A queue without a state has no marks (shared/groups/dependencies.c), so then all rows
+ * are read again. announced: the status to announce after the commit, or NOT_ANNOUNCED. by_others:
+ * the attempt is ended by a session that does not have the token, so the worker's process is told
+ * after the commit.
  */
 void
 idemq_pending_note_end(QueueState *qstate, int32 queue_id, int64 job_id, int64 token,
@@ -237,7 +247,7 @@ idemq_pending_note_event(QueueState *qstate, int32 queue_id, EventKind kind, int
 	action->u.attempt = attempt;
 }
 
-/* Notes that a job that had no lease is finished; like idemq_pending_note_end. */
+/* Notes that a job without a lease has finished. announced: as for idemq_pending_note_end. */
 void
 idemq_pending_note_finished(QueueState *qstate, int32 queue_id, int64 job_id, JobStatus announced)
 {
@@ -247,7 +257,7 @@ idemq_pending_note_finished(QueueState *qstate, int32 queue_id, int64 job_id, Jo
 		pending_note(ACTION_FINISHED, qstate, queue_id, job_id)->finished = (uint8) announced;
 }
 
-/* Notes that a database may have the extension from now on. */
+/* Notes that a database may now have the extension. */
 void
 idemq_pending_note_extension(Oid database)
 {
@@ -260,7 +270,7 @@ idemq_pending_any(void)
 	return nactions > 0;
 }
 
-/* Makes a job visible again that other claimers may have passed. */
+/* Makes claimers visit a job again that they may have passed. */
 static void
 show_again(const Action *action, int priority, TimestampTz ready_at)
 {
@@ -270,8 +280,8 @@ show_again(const Action *action, int priority, TimestampTz ready_at)
 }
 
 /*
- * Removes an entry, and makes its job visible again to claimers that it turned away.  Returns false if
- * there is no entry of that token.
+ * Removes an entry, and makes claimers visit its job again if they have passed it because of the
+ * entry.  Returns false if there is no entry with that token.
  */
 static bool
 drop_lease(const Action *action, Lease *dropped)
@@ -298,22 +308,18 @@ drop_ended(const Action *action)
 		idemq_listeners_tell(dropped.process);
 }
 
-/* The lease of a claim starts. */
+/* Tells the children of a job that has finished, or whose attempt has ended, and the waiting sessions. */
 static void
-start_lease(const Action *action)
+tell_of_end(const Action *action)
 {
-	idemq_due_by(idemq_qstate_current(action->qstate, action->queue_id), DUE_LEASE,
-				 idemq_lease_activate(action->job_id, action->token));
+	idemq_dependency_finished(action->qstate, action->queue_id, action->job_id);
+	idemq_wake_for_result(action->job_id);
+	if (unlikely(action->finished != NOT_ANNOUNCED))
+		idemq_ring_add(RING_FINISHED, action->qstate, action->queue_id,
+					   (JobNews){.what = action->finished, .job_id = action->job_id});
 }
 
-/* Others may have passed the job because of the claim. */
-static void
-undo_claim_rowonly(const Action *action)
-{
-	show_again(action, action->priority, action->u.ready_at);
-}
-
-/* Takes a claim's entry back, or gives it what it took over. */
+/* Removes a claim's entry, or restores the entry that it took over. */
 static void
 undo_claim(const Action *action)
 {
@@ -325,38 +331,11 @@ undo_claim(const Action *action)
 		idemq_scan_start_unset(action->qstate, action->queue_id);
 	if (action->transferred)
 		idemq_transfer_note_end(action->queue_id, true, 1);
-	undo_claim_rowonly(action);
+	/* Others may have passed the job because of the claim. */
+	show_again(action, action->priority, action->u.ready_at);
 }
 
-/* A job may be in flight without an entry. */
-static void
-need_recovery(const Action *action)
-{
-	idemq_qstate_need_recovery(action->qstate, action->queue_id);
-}
-
-/*
- * A job has its result, or its attempt has ended: tells its children, the sessions waiting, and those
- * who LISTEN.
- */
-static void
-tell_of_end(const Action *action)
-{
-	idemq_dependency_finished(action->qstate, action->queue_id, action->job_id);
-	idemq_wake_for_result(action->job_id);
-	if (unlikely(action->finished != NOT_ANNOUNCED))
-		idemq_ring_add(RING_FINISHED, action->qstate, action->queue_id,
-					   (JobNews){.what = action->finished, .job_id = action->job_id});
-}
-
-static void
-end_lease(const Action *action)
-{
-	drop_ended(action);
-	tell_of_end(action);
-}
-
-/* Lets a lease go on; a search may have missed its job while we had marked the entry. */
+/* Undoes idemq_pending_note_end: the lease stays active. */
 static void
 undo_end(const Action *action)
 {
@@ -365,97 +344,31 @@ undo_end(const Action *action)
 	if (again > 0)
 		idemq_due_by(idemq_qstate_current(action->qstate, action->queue_id), DUE_LEASE, again);
 	else
-		need_recovery(action);
+		/* Without an entry; recovery may have skipped the job because of the entry's mark. */
+		idemq_qstate_need_recovery(action->qstate, action->queue_id);
 	idemq_transfer_note_end(action->queue_id, action->frees, -1);
 }
 
-/*
- * No session can take an attempt's end back any more, so its entry goes.  An entry whose worker
- * has ended the attempt as well stays, and says how: a reaper comes back to it until the row is
- * free (job/reap.c).
- */
+/* Makes shared memory forget this database. */
 static void
-prepare_end(const Action *action)
-{
-	Lease lease;
-
-	if (idemq_lease_get(action->job_id, &lease) && lease.token == action->token &&
-		lease.loss >= LOSS_RETURNED)
-		undo_end(action);
-	else
-		drop_ended(action);
-}
-
-/* Ends a cancel's mark, if there is one. */
-static void
-unmark_cancel(const Action *action)
-{
-	if (action->token != 0)
-		idemq_lease_unmark_cancel(action->job_id, action->token, false);
-}
-
-static void
-undo_cancel(const Action *action)
-{
-	if (action->token != 0)
-		idemq_lease_unmark_cancel(action->job_id, action->token, true);
-}
-
-static void
-free_qstate(const Action *action)
-{
-	idemq_qstate_forget_queue(action->queue_id);
-}
-
-static void
-drop_queue(const Action *action)
-{
-	idemq_wake_queue(action->qstate, action->queue_id);
-	free_qstate(action);
-}
-
-/* Nothing of this database is known any more. */
-static void
-pending_forget_database(const Action *action)
+forget_database(void)
 {
 	idemq_version_move(0);
-	/* In this order: no entry is left that another state would have to count. */
+	/* The queue states first, so that no entry is left that another state would have to count. */
 	idemq_qstates_forget_database(MyDatabaseId);
 	idemq_lease_forget_database(MyDatabaseId);
-	/* After that: a session that looked before it sleeps where nobody would wake it any more. */
+	/* Last, because sessions that began to sleep before would otherwise not be woken any more. */
 	idemq_wake_database(MyDatabaseId, false);
 	idemq_worker_recheck(MyDatabaseId);
 }
 
 /*
- * Rows have changed, and memory has not been told which; or our own claims have passed some
- * unseen.
+ * Makes sessions and the worker reread the settings of a queue (0: of all queues), whose version
+ * has moved.
  */
 static void
-unset_database(const Action *action)
+follow_settings(int32 queue_id)
 {
-	idemq_qstates_unset_database(MyDatabaseId);
-	idemq_wake_for_results(MyDatabaseId);
-}
-
-static void
-notify_event(const Action *action)
-{
-	idemq_ring_add(RING_EVENTS, action->qstate, action->queue_id,
-				   (JobNews){action->event, action->u.attempt, action->job_id});
-}
-
-static void
-pending_wake_for_results(const Action *action)
-{
-	idemq_wake_for_results(MyDatabaseId);
-}
-
-/* The settings of a queue (0: of all queues) have changed, and their version has moved. */
-static void
-pending_follow_settings(const Action *action)
-{
-	int32 queue_id = action->queue_id;
 	QueueState *qstate = queue_id == 0 ? NULL : idemq_qstate_find(MyDatabaseId, queue_id);
 
 	idemq_due_by(qstate, DUE_HANDLER, 0);
@@ -474,123 +387,160 @@ pending_follow_settings(const Action *action)
 		idemq_wake_queue(qstate, queue_id);
 }
 
-/*
- * Holds of a queue or of its groups have changed, and the version of its settings has moved.  The
- * worker looks up when they end (worker/waking.c).
- */
+/* Carries out an action after the commit. */
 static void
-pending_follow_holds(const Action *action)
+action_commit(const Action *action)
 {
-	idemq_due_by(idemq_qstate_find(MyDatabaseId, action->queue_id), DUE_READY, 0);
-}
+	QueueState *qstate = action->qstate;
+	int32 queue_id = action->queue_id;
 
-static void
-forget_settings(const Action *action)
-{
-	idemq_queue_cache_forget(action->queue_id);
-}
-
-static void
-check_groups(const Action *action)
-{
-	idemq_groups_drop_low_water_marks(idemq_qstate_find(MyDatabaseId, action->queue_id),
-									  action->queue_id);
-}
-
-/* All sessions look again, this one too: it has read what it wrote. */
-static void
-look_again(const Action *action)
-{
-	idemq_version_move_following();
-}
-
-/* So does the worker: it has something to do now, or nothing, or a row to write again. */
-static void
-switched(const Action *action)
-{
-	look_again(action);
-	idemq_worker_need_by(0);
-}
-
-static void
-pending_note_schedules(const Action *action)
-{
-	idemq_worker_note_schedules();
-}
-
-static void
-wake_resumed(const Action *action)
-{
-	idemq_wake_if_ready(NULL, action->queue_id, PG_INT32_MAX);
-}
-
-static void
-visit_database(const Action *action)
-{
-	idemq_worker_visit(action->u.database);
-}
-
-/*
- * What follows.  The queue state of a queue that is created goes at PREPARE, since nothing follows
- * ROLLBACK PREPARED; after COMMIT PREPARED the first session that looks the queue up gives it
- * another.
- */
-/* clang-format off */
-static const struct
-{
-	void (*commit)(const Action *action); /* NULL: nothing follows */
-	void (*abort)(const Action *action);
-	void (*prepare)(const Action *action);
-} rules[] = {
-	/*                         commit            abort               prepare */
-	[ACTION_CLAIM] =          {start_lease,      undo_claim,         NULL},
-	[ACTION_CLAIM_ROWONLY] =  {need_recovery,    undo_claim_rowonly, NULL},
-	[ACTION_END] =            {end_lease,        undo_end,           prepare_end},
-	[ACTION_CANCEL] =         {unmark_cancel,    undo_cancel,        unmark_cancel},
-	[ACTION_RECOVER] =        {need_recovery,    NULL,               NULL},
-	[ACTION_CREATE_QUEUE] =   {NULL,             free_qstate,          free_qstate},
-	[ACTION_DROP_QUEUE] =     {drop_queue,       NULL,               NULL},
-	[ACTION_FORGET] =         {pending_forget_database,  unset_database,     NULL},
-	[ACTION_EVENT] =          {notify_event,     NULL,               NULL},
-	[ACTION_FINISHED] =       {tell_of_end,      NULL,               NULL},
-	[ACTION_GONE] =           {pending_wake_for_results, NULL,               NULL},
-	[ACTION_SETTINGS] =       {pending_follow_settings,  forget_settings,    forget_settings},
-	[ACTION_HOLDS] =          {pending_follow_holds,     forget_settings,    forget_settings},
-	[ACTION_GROUPS] =         {check_groups,     NULL,               NULL},
-	[ACTION_SWITCH] =         {switched,         look_again,         NULL},
-	[ACTION_SCHEDULES] =      {pending_note_schedules,   NULL,               NULL},
-	[ACTION_RESUME] =         {wake_resumed,     NULL,               NULL},
-	[ACTION_ROWS] =           {unset_database,   NULL,               NULL},
-	[ACTION_EXTENSION] =      {visit_database,   NULL,               NULL},
-};
-/* clang-format on */
-
-/* Remembers the job that this transaction has claimed; nothing if it has claimed several. */
-static void
-remember_claim(void)
-{
-	const Action *claim = NULL;
-	int claims = 0;
-
-	for (int i = 0; i < nactions; i++)
+	switch (action->kind)
 	{
-		if (actions[i].kind == ACTION_CLAIM || actions[i].kind == ACTION_CLAIM_ROWONLY)
-		{
-			claim = &actions[i];
-			claims++;
-		}
-	}
-	if (claims == 0)
-		return;
-	idemq_pending_forget_claimed();
-	if (claims == 1)
-	{
-		claimed_id = claim->job_id;
-		claimed_token = claim->token;
+		case ACTION_CLAIM:
+			idemq_due_by(idemq_qstate_current(qstate, queue_id), DUE_LEASE,
+						 idemq_lease_activate(action->job_id, action->token));
+			break;
+		case ACTION_CLAIM_ROWONLY:
+		case ACTION_RECOVER:
+			idemq_qstate_need_recovery(qstate, queue_id);
+			break;
+		case ACTION_END:
+			drop_ended(action);
+			tell_of_end(action);
+			break;
+		case ACTION_FINISHED:
+			tell_of_end(action);
+			break;
+		case ACTION_CANCEL:
+			if (action->token != 0)
+				idemq_lease_unmark_cancel(action->job_id, action->token, false);
+			break;
+		case ACTION_CREATE_QUEUE:
+			break;
+		case ACTION_DROP_QUEUE:
+			idemq_wake_queue(qstate, queue_id);
+			idemq_qstate_forget_queue(queue_id);
+			break;
+		case ACTION_FORGET:
+			forget_database();
+			break;
+		case ACTION_EVENT:
+			idemq_ring_add(RING_EVENTS, qstate, queue_id,
+						   (JobNews){action->event, action->u.attempt, action->job_id});
+			break;
+		case ACTION_ROWS:
+			idemq_qstates_unset_database(MyDatabaseId);
+			pg_fallthrough;
+		case ACTION_GONE:
+			idemq_wake_for_results(MyDatabaseId);
+			break;
+		case ACTION_SETTINGS:
+			follow_settings(queue_id);
+			break;
+		case ACTION_HOLDS:
+			/* The worker looks up when they end (worker/waking.c). */
+			idemq_due_by(idemq_qstate_find(MyDatabaseId, queue_id), DUE_READY, 0);
+			break;
+		case ACTION_GROUPS:
+			idemq_groups_drop_low_water_marks(idemq_qstate_find(MyDatabaseId, queue_id), queue_id);
+			break;
+		case ACTION_SWITCH:
+			idemq_version_move_following();
+			/* The worker now has something to do, or nothing, or a row to write again. */
+			idemq_worker_need_by(0);
+			break;
+		case ACTION_SCHEDULES:
+			idemq_worker_note_schedules();
+			break;
+		case ACTION_RESUME:
+			idemq_wake_if_ready(NULL, queue_id, PG_INT32_MAX);
+			break;
+		case ACTION_EXTENSION:
+			idemq_worker_visit(action->u.database);
+			break;
 	}
 }
 
-/* Returns the one job that this session's last transaction with a claim claimed; false: none. */
+/* Undoes an action after an abort. */
+static void
+action_abort(const Action *action)
+{
+	switch (action->kind)
+	{
+		case ACTION_CLAIM:
+			undo_claim(action);
+			break;
+		case ACTION_CLAIM_ROWONLY:
+			show_again(action, action->priority, action->u.ready_at);
+			break;
+		case ACTION_END:
+			undo_end(action);
+			break;
+		case ACTION_CANCEL:
+			if (action->token != 0)
+				idemq_lease_unmark_cancel(action->job_id, action->token, true);
+			break;
+		case ACTION_CREATE_QUEUE:
+			idemq_qstate_forget_queue(action->queue_id);
+			break;
+		case ACTION_FORGET:
+			/* Claims of this transaction have passed jobs that are there again. */
+			idemq_qstates_unset_database(MyDatabaseId);
+			idemq_wake_for_results(MyDatabaseId);
+			break;
+		case ACTION_SETTINGS:
+		case ACTION_HOLDS:
+			idemq_queue_cache_forget(action->queue_id);
+			break;
+		case ACTION_SWITCH:
+			/* This session, too, must read again, because it has read its own changes. */
+			idemq_version_move_following();
+			break;
+		default:
+			break;
+	}
+}
+
+/* Carries out an action at PREPARE, as far as no session can do it when the transaction ends. */
+static void
+action_prepare(const Action *action)
+{
+	Lease lease;
+
+	switch (action->kind)
+	{
+		case ACTION_END:
+			/*
+			 * No session can undo this end any more, so the entry goes.  An entry whose worker has
+			 * also ended the attempt stays, and says how: a reaper comes back to it until the row is
+			 * free (job/reap.c).
+			 */
+			if (idemq_lease_get(action->job_id, &lease) && lease.token == action->token &&
+				lease.loss >= LOSS_RETURNED)
+				undo_end(action);
+			else
+				drop_ended(action);
+			break;
+		case ACTION_CREATE_QUEUE:
+			/* After COMMIT PREPARED, the first session that looks the queue up gives it a state. */
+			idemq_qstate_forget_queue(action->queue_id);
+			break;
+		case ACTION_CANCEL:
+			action_commit(action);
+			break;
+		case ACTION_SETTINGS:
+		case ACTION_HOLDS:
+			action_abort(action);
+			break;
+		default:
+			break;
+	}
+}
+
+/*
+ * Returns the job claimed by the last transaction of this session that claimed any; false if there
+ * were several or none.
+ */
 bool
 idemq_pending_claimed(int64 *id, int64 *token)
 {
@@ -599,7 +549,10 @@ idemq_pending_claimed(int64 *id, int64 *token)
 	return claimed_token != 0;
 }
 
-/* Forgets that job: the session is somebody else's from now on. */
+/*
+ * Forgets that job, because another client uses the session from now on (DISCARD ALL), or a later
+ * transaction has claimed.
+ */
 void
 idemq_pending_forget_claimed(void)
 {
@@ -619,33 +572,47 @@ idemq_pending_move_versions(void)
 	}
 }
 
-/* Follows the commit. */
+/* Carries out all actions after the commit. */
 void
 idemq_pending_apply(void)
 {
+	const Action *claim = NULL;
+	int claims = 0;
+
 	IDEMQ_STOP("idemq_pending_apply");
-	remember_claim();
 	for (int i = 0; i < nactions; i++)
 	{
-		if (actions[i].transferred)
-			idemq_lease_count_transferred(actions[i].job_id, actions[i].token);
+		const Action *action = &actions[i];
+
+		if (action->kind == ACTION_CLAIM || action->kind == ACTION_CLAIM_ROWONLY)
+		{
+			claim = action;
+			claims++;
+		}
+		if (action->transferred)
+			idemq_lease_count_transferred(action->job_id, action->token);
+	}
+	if (claims > 0)
+		idemq_pending_forget_claimed();
+	if (claims == 1)
+	{
+		claimed_id = claim->job_id;
+		claimed_token = claim->token;
 	}
 	for (int i = 0; i < nactions; i++)
-	{
-		if (rules[actions[i].kind].commit != NULL)
-			rules[actions[i].kind].commit(&actions[i]);
-	}
+		action_commit(&actions[i]);
 }
 
-/* Undoes the last action; at once, if its row turned out not to be ours. */
+/*
+ * Undoes the action that was noted last, and removes it.  Called at an abort, or by a caller that
+ * has just noted the action, and then could not write its row.  Actions must be undone in reverse
+ * order, because priors is a stack.
+ */
 void
 idemq_pending_undo_last(void)
 {
-	const Action *last = &actions[--nactions];
-
 	idemq_qstates_begin_change();
-	if (rules[last->kind].abort != NULL)
-		rules[last->kind].abort(last);
+	action_abort(&actions[--nactions]);
 	idemq_qstates_end_change();
 }
 
@@ -664,7 +631,7 @@ refuse_prepare(const char *what, const char *hint)
 			errmsg("cannot PREPARE a transaction that %s", what), errhint("%s", hint));
 }
 
-/* A claim needs a session that holds it; a promotion is part of a claim. */
+/* A claim needs a session, and a promotion is part of a claim. */
 static void
 refuse_claim(void)
 {
@@ -675,9 +642,9 @@ refuse_claim(void)
 }
 
 /*
- * Before PREPARE: raises 0A000 for what cannot be prepared.  From here on to
- * idemq_pending_forget the session's entries may outlive its transaction, which by then
- * has neither an id nor locks of its own.
+ * Before PREPARE: raises 0A000 if the transaction cannot be prepared.  From here on until
+ * idemq_pending_forget, the session's entries may outlive its transaction, which then has neither
+ * an id nor locks of its own.
  */
 void
 idemq_pending_before_prepare(void)
@@ -714,18 +681,18 @@ idemq_pending_before_prepare(void)
 		idemq_qstates_begin_change();
 }
 
-/* Follows PREPARE. */
+/* Carries out all actions at PREPARE. */
 void
 idemq_pending_prepare(void)
 {
 	for (int i = 0; i < nactions; i++)
-	{
-		if (rules[actions[i].kind].prepare != NULL)
-			rules[actions[i].kind].prepare(&actions[i]);
-	}
+		action_prepare(&actions[i]);
 }
 
-/* Forgets all, at the end of the transaction, and ends what PREPARE began. */
+/*
+ * Forgets all actions at the end of the transaction, and ends what idemq_pending_before_prepare
+ * began.
+ */
 void
 idemq_pending_forget(void)
 {

@@ -2,10 +2,10 @@
  * txn/pending_away.c
  *		Databases from which this transaction keeps the worker away, until it ends.
  *
- * A savepoint's rollback lets no worker back: the command that wanted the database
- * for itself may be tried again, and the transaction's end is near.
+ * The rollback of a savepoint lets no worker return: the command that needed the database for
+ * itself may be repeated, and the transaction will soon end.
  *
- * All state is this backend's.
+ * All state belongs to this backend.
  */
 #include "postgres.h"
 
@@ -18,9 +18,9 @@ static int nkept = 0;
 static int max_kept = 0;
 
 /*
- * Keeps a database's worker away until this transaction ends.  Returns the process
- * that has yet to go, for the caller to wait for; 0 when there is none, or when it was
- * returned before.
+ * Keeps a database's worker away until this transaction ends.  Returns the process that must still
+ * leave, so that the caller can wait for it; 0 if there is none, or if an earlier call has returned
+ * it.
  */
 pid_t
 idemq_pending_away_keep(Oid database)
@@ -40,7 +40,10 @@ idemq_pending_away_keep(Oid database)
 	return pid;
 }
 
-/* Lets the workers back; for the end of the transaction.  Neither allocates nor raises. */
+/*
+ * Lets the workers return, at the end of the transaction.  Neither allocates memory nor raises
+ * errors.
+ */
 void
 idemq_pending_away_let_back(void)
 {

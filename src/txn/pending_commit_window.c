@@ -1,25 +1,25 @@
 /*
  * txn/pending_commit_window.c
- *		The commit windows (shared/groups/commit_window.c) that this transaction is in: from before
- *		it is visible until all its marks are set, or until it has aborted.
+ *		The commit windows (shared/groups/commit_window.c) that this transaction has entered: from
+ *		before it is visible until all its marks are set, or until it has aborted.
  *
- * It enters them at PRE_COMMIT, and before COMMIT PREPARED.  However the transaction
- * ends, txn/at_end.c has it leave them all; so does the end of a session, which aborts.
- * PREPARE enters none: what it wrote is not visible.
+ * It enters them at PRE_COMMIT, and before COMMIT PREPARED.  However the transaction ends,
+ * txn/at_end.c makes it leave them all; the end of a session is an abort.  PREPARE enters none,
+ * because the transaction is not visible afterwards.
  *
- * All state is this backend's.  Entering may raise an error, leaving does not.
+ * All state belongs to this backend.  Entering may raise an error, leaving does not.
  */
 #include "postgres.h"
 
 #include "shared/groups/groups.h"
 #include "txn/txn.h"
 
-/* This transaction in a commit window, in which it may be more than once. */
+/* One entry into a commit window, which a transaction may enter several times. */
 typedef struct Stay
 {
 	int number;
 	int generation;
-	int64 least; /* the least id that it has told this generation */
+	int64 least; /* the least id that this generation has been told */
 } Stay;
 
 /* In TopTransactionContext; NULL between transactions. */
@@ -28,8 +28,8 @@ static int nstays = 0;
 static int max_stays = 0;
 
 /*
- * Enters the commit window of a queue, of the database when qstate is NULL; id: as
- * idemq_group_mark takes it, but not GROUP_KEEP_LOW_WATER.
+ * Enters the commit window of a queue, or of the database if qstate is NULL. id: as for
+ * idemq_group_mark, but not GROUP_KEEP_LOW_WATER.
  */
 void
 idemq_pending_commit_window_enter(const QueueState *qstate, Oid database, int64 id)
@@ -38,8 +38,8 @@ idemq_pending_commit_window_enter(const QueueState *qstate, Oid database, int64 
 	Stay *last = nstays == 0 ? NULL : &stays[nstays - 1];
 
 	/*
-	 * Most transactions lower the low-water marks of one queue only; one more stay does the others
-	 * no harm.
+	 * Most transactions lower low-water marks in only one queue; for others, further stays do no
+	 * harm.
 	 */
 	if (last == NULL || last->number != number)
 	{

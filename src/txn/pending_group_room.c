@@ -104,13 +104,6 @@ change_of(const GroupRoomKey *key)
 	return &changes[note->last];
 }
 
-static void
-expect(RoomChange *change, int64 jobs)
-{
-	change->coming += jobs;
-	change->note->coming += jobs;
-}
-
 /*
  * Notes unfinished jobs that this transaction adds to a group of a queue with the limit, or ends there
  * if count is negative.  is_new: the row was inserted.  name: text, not NULL; a group whose name is
@@ -129,14 +122,20 @@ idemq_pending_group_room_row(int32 queue_id, Datum name, int count, bool is_new)
 	change->added += count;
 	change->note->added += count;
 	if (unlikely(is_new && change->coming > 0))
-		expect(change, -1);
+	{
+		change->coming--;
+		change->note->coming--;
+	}
 }
 
 /* Notes that this subtransaction will write the rows of jobs that have room. */
 void
 idemq_pending_group_room_expect(const GroupRoomKey *key, int64 jobs)
 {
-	expect(change_of(key), jobs);
+	RoomChange *change = change_of(key);
+
+	change->coming += jobs;
+	change->note->coming += jobs;
 }
 
 /*

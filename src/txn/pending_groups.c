@@ -1,28 +1,30 @@
 /*
  * txn/pending_groups.c
- *		What this transaction does to FIFO groups: the groups that its commit marks,
- *		since they may need a head then, and those that it owns until its end.
+ *		What this transaction does to FIFO groups: the groups that its commit marks, because they may
+ *		then need a head, and those that it owns until its end.
  *
- * Marks are kept for the whole transaction, also when a savepoint is rolled back: one
- * mark too many costs a scan of its group.  An owned group is released at the end of the
- * transaction, when its new head is visible; after an abort, also of the savepoint in which it was
- * taken, it is to be promoted again.
+ * Marks are kept for the whole transaction, even if a savepoint is rolled back, because an
+ * unnecessary mark only costs one scan of its group.  An owned group is released at the end of the
+ * transaction, when its new head is visible.  After an abort, including a rollback of the savepoint
+ * in which the group was taken, the group must be promoted again.
  *
- * Jobs with parents or children (shared/groups/dependencies.c) are marked as groups are,
- * under a name that no group has.  Parents that this transaction ends are among its actions
+ * Jobs with parents or children (shared/groups/dependencies.c) are marked in the same way as
+ * groups, under a name that no group has.  Parents that this transaction ends are among its actions
  * (txn/pending.c).
  *
- * From before the commit is visible until all marks are set, the transaction is in the
- * commit windows of the queues in which it lowers low-water marks (txn/pending_commit_window.c).
+ * From before the commit is visible until all marks are set, the transaction is in the commit
+ * windows of the queues in which it lowers low-water marks (txn/pending_commit_window.c).
  *
  * PREPARE TRANSACTION: the marks are lost; when the transaction ends, all groups are scanned
- * (idemq_groups_unset_database).  A transaction that owns a group is refused (txn/pending.c).
+ * (idemq_groups_unset_database).  A transaction that owns a group cannot be prepared
+ * (txn/pending.c).
  *
- * A transaction may mark very many groups, so a mark is small, and has room for its
- * group's name and no more.
+ * A transaction may mark many groups, so a mark is small, and is only as long as its group's name
+ * requires.
  *
- * What txn/at_end.c calls runs after the transaction's end is visible; it neither
- * allocates nor raises.  All state is this backend's.
+ * The functions that txn/at_end.c calls run after the end of the transaction is visible; they
+ * neither allocate memory nor raise errors, except idemq_pending_groups_before_commit.  All state
+ * belongs to this backend.
  */
 #include "postgres.h"
 
@@ -42,10 +44,10 @@ typedef struct Mark
 {
 	QueueState *qstate;
 	int64 id;	  /* as idemq_group_mark takes it: the least */
-	GroupKey key; /* up to the end of its name: what follows is the next mark */
+	GroupKey key; /* only up to the end of its name; the next mark follows */
 } Mark;
 
-/* An element of the hash table of marks. */
+/* An element of the hash table of marks, whose keys are positions in marks. */
 typedef struct MarkIndex
 {
 	int at; /* where the mark is */
@@ -56,7 +58,7 @@ typedef struct MarkIndex
 typedef struct Owned
 {
 	GroupTaken group;		 /* as it was taken */
-	GroupLowWater low_water; /* once we have committed */
+	GroupLowWater low_water; /* after the commit */
 	QueueState *qstate;
 	SubTransactionId subid;
 } Owned;
@@ -132,7 +134,10 @@ enter_commit_window(Mark *mark)
 	idemq_pending_commit_window_enter(mark->qstate, mark->key.database, mark->id);
 }
 
-/* Puts a mark behind the others; it is not one of them yet. */
+/*
+ * Writes a mark after the last one, without moving end_of_marks: the caller adds it, or only
+ * compares with it.
+ */
 static void
 put_behind(QueueState *qstate, const GroupKey *key, int64 id)
 {
@@ -164,8 +169,8 @@ pending_groups_note(QueueState *qstate, const GroupKey *key, int64 id)
 }
 
 /*
- * Notes that a group may need a head when this transaction has committed; name: text,
- * not NULL; id: as idemq_group_mark takes it.
+ * Notes that a group may need a head after the commit. name: text, not NULL; id: as for
+ * idemq_group_mark.
  */
 void
 idemq_pending_groups_note(QueueState *qstate, int32 queue_id, Datum name, int64 id)
@@ -177,7 +182,7 @@ idemq_pending_groups_note(QueueState *qstate, int32 queue_id, Datum name, int64 
 	pending_groups_note(qstate, &key, id);
 }
 
-/* Notes that a job with parents or children is to be marked after the commit. */
+/* Notes that a job with parents or children must be marked after the commit. */
 void
 idemq_pending_dependency_note(QueueState *qstate, int32 queue_id, DependencyMark mark, int64 job_id)
 {
@@ -187,7 +192,7 @@ idemq_pending_dependency_note(QueueState *qstate, int32 queue_id, DependencyMark
 	pending_groups_note(qstate, &key, GROUP_KEEP_LOW_WATER);
 }
 
-/* Notes that a child is blocked by its parents, and is to be looked at after the commit. */
+/* Notes that a child is blocked by its parents, and must be looked at after the commit. */
 void
 idemq_pending_dependency_note_blocked(QueueState *qstate, int32 queue_id, int64 job_id)
 {
@@ -211,8 +216,8 @@ idemq_pending_groups_pauses(void)
 }
 
 /*
- * Returns where a check of an owned group may begin, by a snapshot that was taken after this
- * transaction got the group; for each newer snapshot, call this again.
+ * Returns the low-water mark at which a check of an owned group may begin, by a snapshot that was
+ * taken after this transaction got the group.  Must be called again for each newer snapshot.
  */
 GroupLowWater
 idemq_pending_groups_low_water(QueueState *qstate, const GroupKey *key)
@@ -231,8 +236,8 @@ idemq_pending_groups_low_water(QueueState *qstate, const GroupKey *key)
 }
 
 /*
- * Enters the commit windows of all marks, at the beginning of the commit.  A mark that is noted
- * from here on, by others' callbacks, enters at once.
+ * Enters the commit windows of all marks, at the beginning of the commit.  Marks that other
+ * callbacks note later enter immediately.
  */
 void
 idemq_pending_groups_before_commit(void)
@@ -242,7 +247,7 @@ idemq_pending_groups_before_commit(void)
 	committing = true;
 }
 
-/* Makes room for groups that are to be owned, so that noting them cannot fail. */
+/* Makes room for notes of owned groups, so that noting them cannot fail. */
 void
 idemq_pending_groups_reserve(int count)
 {
@@ -270,7 +275,7 @@ find_owned(const GroupKey *key)
 }
 
 /*
- * Returns whether this subtransaction itself has taken a group.  When this subtransaction is rolled
+ * Returns whether this subtransaction itself has taken a group.  If this subtransaction is rolled
  * back, a group that an outer one took keeps its promoter and its low-water mark.
  */
 bool
@@ -281,7 +286,7 @@ idemq_pending_groups_owns(const GroupKey *key)
 	return note != NULL && note->subid == GetCurrentSubTransactionId();
 }
 
-/* Notes the low-water mark that an owned group has once this transaction has committed. */
+/* Notes the low-water mark that an owned group will have after the commit. */
 void
 idemq_pending_groups_note_low_water(const GroupTaken *group, GroupLowWater low_water)
 {
@@ -304,7 +309,7 @@ idemq_pending_groups_last(const GroupKey *key)
 	return note == NULL ? DT_NOBEGIN : note->low_water.last;
 }
 
-/* Gives a group back at once: this transaction has changed nothing in it. */
+/* Gives a group back before the end of the transaction, which has changed nothing in it. */
 void
 idemq_pending_groups_done(QueueState *qstate, const GroupTaken *group, GroupRelease how)
 {
@@ -316,8 +321,8 @@ idemq_pending_groups_done(QueueState *qstate, const GroupTaken *group, GroupRele
 }
 
 /*
- * Notes that this session scans groups or children of a queue from now on; 0: not any more.
- * If an error ends the scan, it has to be done again.
+ * Notes that this session is scanning groups or children of a queue; 0: no longer.  If an error
+ * ends the scan, another one is requested.
  */
 void
 idemq_pending_groups_note_scan(QueueState *qstate, int32 queue_id)
@@ -326,21 +331,21 @@ idemq_pending_groups_note_scan(QueueState *qstate, int32 queue_id)
 	scanned_queue = queue_id;
 }
 
-/* Returns whether this transaction has promoted. */
+/* Returns whether this transaction owns groups, because it has promoted. */
 bool
 idemq_pending_groups_owns_any(void)
 {
 	return nowned > 0;
 }
 
-/* Returns whether this transaction's end changes what groups need. */
+/* Returns whether the end of this transaction changes shared memory for groups. */
 bool
 idemq_pending_groups_any(void)
 {
 	return end_of_marks > 0 || nowned > 0;
 }
 
-/* Gives back what was taken in a subtransaction, or in a later one. */
+/* Gives back the groups that were taken in a subtransaction or in a later one. */
 static void
 release_from(SubTransactionId from, GroupRelease how)
 {
@@ -354,7 +359,7 @@ release_from(SubTransactionId from, GroupRelease how)
 	}
 }
 
-/* Follows the commit: marks groups, leaves commit windows, then gives back the owned groups. */
+/* After the commit: marks groups, leaves commit windows, then gives back the owned groups. */
 void
 idemq_pending_groups_apply(void)
 {
@@ -371,8 +376,8 @@ idemq_pending_groups_apply(void)
 }
 
 /*
- * Follows the abort of a subtransaction and of later ones.  A scan that did not come to its end
- * is done again.
+ * After the abort of a subtransaction and of later ones: gives groups back, and requests the scan
+ * again that was interrupted, if any.
  */
 void
 idemq_pending_groups_undo(SubTransactionId from)

@@ -1,44 +1,44 @@
 /*
  * txn/pending_queues.c
- *		What this transaction owes each queue: the keys of the ready index that it makes
- *		claimable, what it counts, the attempts that it ends, with whose permits it may claim
- *		others in a queue that is at max_running (job/limits.c), and the room that it has taken in
- *		a queue with max_unfinished (job/room.c).
+ *		What this transaction owes each queue: the ready keys that it makes claimable, the rows and
+ *		events that it counts, the attempts that it ends, whose permits its claims may take over in a
+ *		queue with max_running (job/limits.c), and the room that it has taken in a queue with
+ *		max_unfinished (job/room.c).
  *
- * There is one note for each subtransaction and queue, on a stack: subtransaction ids grow,
- * so the notes of an open subtransaction are together above its parent's.  A rollback takes the top
- * off; a release merges it into the parent's, so that a loop of exception blocks leaves no more
- * than the block around it.
+ * There is one note for each subtransaction and queue, on a stack.  Subtransaction ids increase, so
+ * the notes of an open subtransaction are together, above those of its parent.  A rollback removes
+ * the top of the stack.  A release merges it into the parent's notes, so a loop of exception blocks
+ * leaves only the notes of the block around it.
  *
- * Ready keys are kept as the least of each priority: lowering too much or too often is only
- * slower.  At the transaction's end, either way, the scan starts are lowered to them and
- * sessions that wait are woken; after the commit the worker is told when a job expires
- * that is not claimed by then.
+ * Of the ready keys, the least of each priority is kept, because lowering a scan start too far or
+ * too often only costs time.  At the end of the transaction, after a commit as well as an abort,
+ * the scan starts are lowered to these keys, and waiting sessions are woken.  After a commit, the
+ * worker is also told when the first of the jobs expires.
  *
- * Each row that is written is counted once, where it is written: by table/jobs_write.c for
- * direct access, by the row trigger (hooks/row_triggers.c) for SQL, which table/jobs_sql.c and
- * job/new_job_keyed.c use as well.  An event is counted by the function that makes it
- * happen; a DBA's statement is no event.
+ * Each written row is counted once, where it is written: by table/jobs_write.c for direct access,
+ * and by the row trigger (hooks/row_triggers.c) for SQL, which table/jobs_sql.c and
+ * job/new_job_keyed.c also use.  An event is counted by the function that causes it; a DBA's
+ * statement is not an event.
  *
- * A transaction may transfer a permit for each attempt that it ends and that is counted as running.
- * The top of shared/leases/running.c says why no more than max_running jobs are worked on
- * even so.
+ * A transaction may transfer one permit for each attempt that it ends and that is counted as
+ * running.  The top of shared/leases/running.c says why workers nevertheless work on at most
+ * max_running jobs.
  *
- * A transaction needs room for the unfinished jobs that it adds, less those that it ends.  The gauges
- * in its notes contain this number.  Room that a subtransaction takes is in its own note, so that a
- * rollback gives it back.  Without that note, the other notes are as they were when the subtransaction
- * began.  shared/counts/unfinished.c proves that the limit holds.
+ * A transaction needs room for the unfinished jobs that it adds, less those that it ends.  The
+ * gauges in its notes contain this number.  Room that a subtransaction takes is in its own note, so
+ * a rollback gives it back.  Without that note, the other notes are as they were when the
+ * subtransaction began. shared/counts/unfinished.c proves that the limit holds.
  *
- * A note also tells whether the transaction wrote rows before it knew of the queue's
+ * A note also says whether the transaction wrote rows before it knew of the queue's
  * group_max_unfinished, so that their groups were not noted (txn/pending_group_room.c).
  *
- * The stack is kept for the next transaction; unused notes are clean.  It
- * grows when something is noted; what txn/at_end.c calls neither allocates nor raises.
+ * The stack is kept for the next transaction; unused notes are empty.  It grows when something is
+ * noted; the functions that txn/at_end.c calls neither allocate memory nor raise errors.
  *
- * PREPARE TRANSACTION: all is lost; when the transaction ends, the scan starts and the gauges
- * are unset (idemq_qstates_unset_database).
+ * PREPARE TRANSACTION: all notes are lost; when the transaction ends, the scan starts and the
+ * gauges are unset (idemq_qstates_unset_database).
  *
- * Locks: none of its own; all state is this backend's.
+ * Locks: none; all state belongs to this backend.
  */
 #include "postgres.h"
 
@@ -64,12 +64,12 @@ typedef struct Owed
 {
 	SubTransactionId subid;
 	int32 queue_id;
-	QueueState *qstate;		/* that it had, as a hint; not cleared */
+	QueueState *qstate;		/* its state when noted, as a hint; not cleared */
 	uint32 priorities;		/* bits: those that have a key */
-	int ready;				/* keys that become claimable at commit, and were due when noted */
-	TimestampTz later;		/* the earliest of the others; DT_NOEND: there is none */
+	int ready;				/* keys that the commit makes claimable, and that were due when noted */
+	TimestampTz later;		/* the earliest of the other keys; DT_NOEND: there is none */
 	TimestampTz expires_at; /* the earliest; DT_NOEND: none expires */
-	int free;		/* ended attempts whose permit is not taken; below 0: the parent's is taken */
+	int free;		/* ended attempts with a free permit; below 0: a parent's permit is taken */
 	int uncounted;	/* ended attempts that were not counted */
 	bool asks;		/* has enqueued into this queue, which has max_unfinished */
 	bool misses;	/* has written jobs whose groups were not noted (pending_group_room.c) */
@@ -167,7 +167,10 @@ pending_queues_keep(Owed *note, int priority, ReadyKey key)
 	note->priorities |= 1u << priority;
 }
 
-/* Notes a key that this transaction takes away: it is claimable again after an abort. */
+/*
+ * Notes a key that this transaction removes from the ready index, because an abort makes it
+ * claimable again.
+ */
 void
 idemq_pending_ready_note_taken(QueueState *qstate, int32 queue_id, int priority, ReadyKey key)
 {
@@ -178,8 +181,8 @@ idemq_pending_ready_note_taken(QueueState *qstate, int32 queue_id, int priority,
 }
 
 /*
- * Notes that this transaction makes a key claimable by its commit, or may do so by
- * its end either way.  To be called before the row is written.
+ * Notes a key that this transaction makes claimable by its commit, or possibly by its end in either
+ * way.  Must be called before the row is written.
  */
 void
 idemq_pending_ready_note(QueueState *qstate, int32 queue_id, int priority, ReadyKey key)
@@ -194,7 +197,7 @@ idemq_pending_ready_note(QueueState *qstate, int32 queue_id, int priority, Ready
 		note->later = Min(note->later, key.ready_at);
 }
 
-/* Notes when a job expires that this transaction makes ready, or blocked. */
+/* Notes when a job expires that this transaction makes ready or blocked. */
 void
 idemq_pending_ready_note_expiry(QueueState *qstate, int32 queue_id, TimestampTz expires_at)
 {
@@ -205,8 +208,9 @@ idemq_pending_ready_note_expiry(QueueState *qstate, int32 queue_id, TimestampTz 
 }
 
 /*
- * Lowers a view, and cuts its copy of the read-ahead buffer, to what this transaction itself has
- * made ready: its own claims see that before its commit, and no others do.
+ * Lowers a view of the scan starts, and shortens its copy of the read-ahead buffer, to the keys
+ * that this transaction itself has made ready, because only its own claims see these jobs before
+ * the commit.
  */
 void
 idemq_pending_ready_view(int32 queue_id, ScanStart *view)
@@ -285,7 +289,7 @@ add_to_bucket(TimingDelta *timing, int bucket, uint32 count)
 	timing->last = Max(timing->last, bucket);
 }
 
-/* Notes how long something took; longer than the histogram reaches is as long as that. */
+/* Notes a duration, at most HISTOGRAM_LIMIT. */
 void
 idemq_pending_counts_timing(int32 queue_id, Timing which, TimestampTz from, TimestampTz to)
 {
@@ -294,7 +298,9 @@ idemq_pending_counts_timing(int32 queue_id, Timing which, TimestampTz from, Time
 	add_to_bucket(&owed_to(queue_id)->delta.timings[which], idemq_histogram_bucket(usecs), 1);
 }
 
-/* Makes room to count transferred permits in a queue, so that what follows cannot fail. */
+/*
+ * Makes room to count transferred permits in a queue, so that idemq_transfer_note_end cannot fail.
+ */
 void
 idemq_transfer_reserve(int32 queue_id)
 {
@@ -302,8 +308,8 @@ idemq_transfer_reserve(int32 queue_id)
 }
 
 /*
- * Notes one end more (count 1), or one less (-1).  frees: the attempt was counted.  A claim that
- * takes such an attempt's permit is one end less.
+ * Notes that one attempt more (count 1) or less (-1) is ended. frees: the attempt was counted.  A
+ * claim that takes over the permit of such an attempt counts as one less.
  */
 void
 idemq_transfer_note_end(int32 queue_id, bool frees, int count)
@@ -316,7 +322,10 @@ idemq_transfer_note_end(int32 queue_id, bool frees, int count)
 		note->uncounted += count;
 }
 
-/* Returns how many attempts this transaction ends whose permit is not taken. */
+/*
+ * Returns the number of attempts that this transaction ends and whose permits have not been taken
+ * over.
+ */
 int
 idemq_transfers_free(int32 queue_id)
 {
@@ -328,8 +337,8 @@ idemq_transfers_free(int32 queue_id)
 }
 
 /*
- * Returns whether this transaction ends an attempt that was not counted.  That attempt had
- * no entry: this transaction's own search does not see it, other sessions' searches do.
+ * Returns whether this transaction ends an attempt that was not counted, because it had no entry.
+ * This transaction's own search does not see that attempt, other sessions' searches do.
  */
 bool
 idemq_transfer_uncounted(int32 queue_id)
@@ -440,16 +449,6 @@ idemq_pending_room_any(void)
 	return false;
 }
 
-/* Changes the count of unfinished jobs, if there is one, after the commit. */
-static void
-unfinished_apply(Owed *note, uint64 xid)
-{
-	int64 added = unfinished_added(note);
-
-	if (note->room.jobs != 0 || (added != 0 && idemq_unfinished_is_counted(note->qstate)))
-		idemq_unfinished_apply(note->qstate, note->queue_id, xid, added, &note->room);
-}
-
 static void
 merge(Owed *to, const Owed *from)
 {
@@ -485,8 +484,8 @@ merge(Owed *to, const Owed *from)
 }
 
 /*
- * Gives a subtransaction's notes to its parent.  Where the parent has none of the
- * queue, the note itself stays, above the parent's others.
+ * Gives a subtransaction's notes to its parent.  If the parent has no note for a queue, the
+ * subtransaction's note becomes the parent's, above its others.
  */
 void
 idemq_pending_queues_release(SubTransactionId subid, SubTransactionId parent)
@@ -515,7 +514,7 @@ idemq_pending_queues_release(SubTransactionId subid, SubTransactionId parent)
 		pending_queues_reset_note(owed[--nowed]);
 }
 
-/* Adds what was counted to the queues' counters: the transaction has committed. */
+/* After the commit: adds the counts to the queues' counters. */
 void
 idemq_pending_counts_apply(void)
 {
@@ -524,13 +523,15 @@ idemq_pending_counts_apply(void)
 	for (int i = 0; i < nowed; i++)
 	{
 		Owed *note = owed[i];
+		int64 added = unfinished_added(note);
 
 		note->qstate = idemq_qstate_current(note->qstate, note->queue_id);
 		if (note->qstate == NULL)
 			continue;
 		idemq_counters_add(idemq_qstate_index(note->qstate), note->queue_id, xid, &note->delta);
 		/* After idemq_counters_add, whose lock is a barrier between the commit and is_counted. */
-		unfinished_apply(note, xid);
+		if (note->room.jobs != 0 || (added != 0 && idemq_unfinished_is_counted(note->qstate)))
+			idemq_unfinished_apply(note->qstate, note->queue_id, xid, added, &note->room);
 	}
 	if (nowed > 0)
 		idemq_worker_note_counts();
@@ -547,7 +548,7 @@ pending_queues_lower(const Owed *note)
 	}
 }
 
-/* Lowers scan starts and wakes sessions that wait: the transaction has committed. */
+/* After the commit: lowers scan starts, and wakes waiting sessions. */
 void
 idemq_pending_ready_apply(void)
 {
@@ -565,8 +566,8 @@ idemq_pending_ready_apply(void)
 }
 
 /*
- * Follows the abort of a subtransaction and of later ones: drops the notes, lowers scan starts, and
- * wakes sessions that wait, since nobody knows whether what was there before is ready.
+ * After the abort of a subtransaction and of later ones: removes the notes, lowers scan starts, and
+ * wakes waiting sessions, because the jobs may be ready as they were before.
  */
 void
 idemq_pending_queues_undo(SubTransactionId from)

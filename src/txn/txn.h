@@ -26,36 +26,35 @@ extern void idemq_at_end_install(void);
 
 typedef enum ActionKind
 {
-	ACTION_CLAIM, /* commit: the lease starts; abort: the entry goes, the scan start is lowered */
-	ACTION_CLAIM_ROWONLY, /* commit: a job is in flight without an entry; abort: the scan start
-						   * is lowered */
-	ACTION_END,			  /* commit: the entry goes; abort: the lease goes on */
-	ACTION_CANCEL,		  /* at the end: the worker of that token is told no more */
-	ACTION_RECOVER,		  /* commit: rows were set to running by hand: a job may be in flight
+	ACTION_CLAIM, /* commit: the lease starts; abort: the entry is removed, the scan start lowered */
+	ACTION_CLAIM_ROWONLY, /* commit: a job is running without an entry; abort: the scan start is
+						   * lowered */
+	ACTION_END,			  /* commit: the entry is removed; abort: the lease continues */
+	ACTION_CANCEL,		  /* at the end: the worker of that token is no longer told */
+	ACTION_RECOVER,		  /* commit: rows were set to running by hand, so a job may be running
 						   * without an entry */
 	ACTION_CREATE_QUEUE,  /* abort: the queue's state is freed */
 	ACTION_DROP_QUEUE,	  /* commit: the queue's state is freed */
-	ACTION_FORGET,	  /* TRUNCATE, DROP EXTENSION.  Commit: nothing of this database is known any
-						   * more; abort: scan starts unset */
-	ACTION_EVENT,	  /* commit: there is something to NOTIFY */
-	ACTION_FINISHED,  /* commit: a job that was in no attempt has its result */
-	ACTION_GONE,	  /* commit: jobs are gone that were not finished */
-	ACTION_SETTINGS,  /* of a queue or of all, or grants.  Commit: read again by all; abort: by
-						   * this session */
-	ACTION_HOLDS,	  /* a hold of a queue or of its groups.  Commit: read again by all; abort: by
-						   * this session */
-	ACTION_GROUPS,	  /* commit: all groups of a queue are checked anew, since the number of
-						   * their jobs that may run, or be started, changes */
-	ACTION_SWITCH,	  /* idemq_internal.followers is written, before this session reads it again.
-						   * At the end: sessions look whether their database follows another */
-	ACTION_SCHEDULES, /* commit: the worker lists the schedules again */
-	ACTION_RESUME,	  /* commit: a queue that was paused hands out jobs again */
-	ACTION_ROWS,	  /* commit: all rows of this database are read anew, since no trigger has told
-						   * memory which have changed, or idemq.dependencies was written by hand */
+	ACTION_FORGET,		  /* TRUNCATE, DROP EXTENSION.  Commit: memory forgets this database; abort:
+						   * scan starts are unset */
+	ACTION_EVENT,		  /* commit: there is an event for NOTIFY */
+	ACTION_FINISHED,	  /* commit: a job without a lease has finished */
+	ACTION_GONE,		  /* commit: unfinished jobs were deleted */
+	ACTION_SETTINGS,	  /* settings of a queue or of all, or grants, have changed.  Commit: all
+						   * sessions reread them; abort: this session does */
+	ACTION_HOLDS,		  /* holds of a queue or of its groups have changed.  As ACTION_SETTINGS */
+	ACTION_GROUPS,		  /* commit: all groups of a queue are checked again, because the limits on
+						   * their jobs have changed */
+	ACTION_SWITCH,		  /* idemq_internal.followers was written, before this session rereads it.
+						   * At the end: sessions check whether their database follows another */
+	ACTION_SCHEDULES,	  /* commit: the worker lists the schedules again */
+	ACTION_RESUME,		  /* commit: a queue that was paused hands out jobs again */
+	ACTION_ROWS,	  /* commit: all rows of this database are read again, because no trigger has
+						   * told which have changed, or idemq.dependencies was written by hand */
 	ACTION_EXTENSION, /* commit: a worker visits the database */
 } ActionKind;
 
-/* In place of a status to announce: NOTIFY tells nothing of this job. */
+/* Instead of a status to announce: there is no NOTIFY for this job. */
 #define NOT_ANNOUNCED ((JobStatus) 0)
 
 extern void idemq_pending_reserve(void);
@@ -87,7 +86,7 @@ extern void idemq_pending_forget(void);
  *		What this transaction owes each queue: ready keys, counts, transferred permits, room.
  */
 
-/* In place of a status: the row is new, or gone. */
+/* Instead of a status: the row is new, or was deleted. */
 #define NO_ROW (-1)
 
 extern void idemq_pending_ready_note(QueueState *qstate, int32 queue_id, int priority,

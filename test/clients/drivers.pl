@@ -1,7 +1,7 @@
 # enqueue_statement and enqueueStatement with the drivers and ORMs of doc/usage/enqueue-anywhere.md, each in its own transaction:
 # drivers.py and drivers.mjs.
 # slow: needs libraries from npm and pip (test/clients/drivers)
-# at least 53 assertions
+# at least 55 assertions
 
 use strict;
 use warnings FATAL => 'all';

@@ -26,7 +26,10 @@ from idemq import drain_async, enqueue, enqueue_statement
 DSN, HOST, PORT = (os.environ[name] for name in ("IDEMQ_DSN", "IDEMQ_HOST", "IDEMQ_PORT"))
 settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.postgresql", "NAME": "postgres", "USER": "postgres", "HOST": HOST, "PORT": PORT}})
 django.setup()
-Refused = type("Refused", (Exception,), {})
+
+
+class Refused(Exception):
+    """Ends a transaction."""
 
 
 async def order_with_asyncpg(conn, number):

@@ -1,10 +1,13 @@
 """manual.py: what doc/usage/python.md shows; python_manual.py and others run it."""
 
 import asyncio
+import contextvars
 import logging
+import re
+import threading
 
 import psycopg
-from idemq import AsyncWorker, Dead, HoldBack, Hooks, Inside, Kind, Outside, Overflow, Refused, RetryLater, Snooze, Worker, drain, enqueue, enqueue_graph, finished_jobs, send_event, wait_results
+from idemq import AsyncWorker, Dead, HoldBack, Hooks, Inside, JobLogFilter, Kind, Outside, Overflow, Refused, RetryLater, Snooze, Worker, drain, enqueue, enqueue_graph, finished_jobs, send_event, wait_results
 
 
 def order(dsn):
@@ -118,6 +121,31 @@ def work_all(dsn):
 
 def test_all(dsn):
     assert drain(dsn, QUEUES) == {"committed": 2}
+
+
+def log_with_jobs():
+    lines = logging.StreamHandler()
+    lines.setFormatter(logging.Formatter("%(asctime)s %(levelname)s [%(job)s] %(message)s"))
+    lines.addFilter(JobLogFilter())
+    logging.basicConfig(level=logging.INFO, handlers=[lines])
+
+
+def fetch_in_thread(job):
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(fetch_page, job))
+    thread.start()
+    thread.join()
+
+
+def work_with_logs(dsn):
+    Worker(dsn, {"mail": confirm, "charges": Outside(charge, capture_logs="all")}, capture_logs="failed").run()
+
+
+def without_cards(text):
+    return re.sub(r"\b\d{12,19}\b", "(card)", text)
+
+
+def work_without_cards(dsn):
+    Worker(dsn, "mail", capture_logs="failed", redact=without_cards).run(confirm)
 
 
 def measured(job, call):

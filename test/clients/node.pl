@@ -3,7 +3,7 @@
 # Tests that need npm, a second server or real time are in node_slow.pl.
 # expects in log: \] XX[0-9A-Z]{3} .*canceling the wait for synchronous
 # takes long
-# at least 175 assertions
+# at least 201 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -23,7 +23,7 @@ plan skip_all => 'no node-pg' unless $ENV{IDEMQ_NODE_MODULES};
 my $json = JSON::PP->new->canonical;
 # Each database has a worker of idemq.
 my $node = new_server('node', 'idemq.worker' => 'on', max_connections => 60, max_worker_processes => 20);
-my $app = folder('app', "$ENV{IDEMQ_SOURCE}/clients/node/examples/finished.js", glob "$FindBin::RealBin/node_*.mjs");
+my $app = folder('app', "$ENV{IDEMQ_SOURCE}/clients/node/examples/finished.js", "$FindBin::RealBin/encryption.mjs", glob "$FindBin::RealBin/node_*.mjs");
 
 workers_of($node, $app);
 
@@ -38,7 +38,7 @@ sub node_tests
 }
 
 node_tests('node_modules/idemq/test/unit.test.js', 20);
-foreach ([ 'run', 13 ], [ 'steps', 16 ], [ 'queues', 9 ], [ 'manage', 7 ], [ 'failures', 9 ], [ 'cancel', 7 ], [ 'api', 31 ], [ 'statement', 6 ])
+foreach ([ 'run', 13 ], [ 'steps', 17 ], [ 'queues', 9 ], [ 'manage', 7 ], [ 'codec', 19 ], [ 'failures', 9 ], [ 'cancel', 7 ], [ 'logs', 6 ], [ 'api', 31 ], [ 'statement', 6 ])
 {
 	my ($name, $least) = @$_;
 

@@ -3,7 +3,7 @@
 # a crash and a failover.  Each effect happens once.
 # slow: needs npm; leases and job_timeout expire in real time, the server crashes and fails over
 # takes long
-# at least 64 assertions
+# at least 69 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -37,13 +37,14 @@ my $json = JSON::PP->new->canonical;
 }
 my @programs = glob "$FindBin::RealBin/node_*.mjs";
 my $app = application('app', [], @programs);
-my $traced = application('traced', ['@opentelemetry/api'], @programs);
+# Version 2 of the SDK runs with Node 18.
+my $traced = application('traced', [ '@opentelemetry/api@~1.9.0', map { "\@opentelemetry/$_\@^2.0.0" } qw(sdk-trace-base sdk-metrics context-async-hooks core) ], @programs);
 my $used = application('used', [ 'pg-cursor', 'pg-copy-streams' ], @programs);
 
 my $node = new_server('node', 'idemq.worker' => 'on', max_connections => 60);
 
 workers_of($node, $app);
-foreach ([ 'run', $used, 'node_run_slow.mjs', 6 ], [ 'trace', $traced, 'node_trace.mjs', 1 ])
+foreach ([ 'run', $used, 'node_run_slow.mjs', 6 ], [ 'trace', $traced, 'node_trace.mjs', 1 ], [ 'otel', $traced, 'node_otel.mjs', 5 ])
 {
 	my ($name, $dir, $file, $least) = @$_;
 

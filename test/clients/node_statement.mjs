@@ -120,10 +120,11 @@ test('enqueue takes any client with query(text, values)', async () => {
   const client = { query: async (text, values) => (sent.push(...values), (await pool.query(text, values)).rows) };
   const first = await enqueue(client, q, { n: 1 }, all);
   assert.deepEqual(first, { id: first.id, outcome: 'accepted', status: first.status, result: null, error: null });
-  assert.deepEqual(sent.filter((value) => typeof value !== 'string' && value !== null), [], 'values are text or null');
   await assert.rejects(enqueue(client, q, { n: 2 }, all), KeyReused);
+  await assert.rejects(enqueue({ query: async () => undefined }, q, 1), { name: 'TypeError', message: "what client's query resolves to must be the rows, or an object that has rows, not undefined" });
   const dead = (await enqueue(client, q, 'dead', { key: 'dead', maxAttempts: 1 })).id;
   await drain(connection, q, (job) => { if (job.key === 'dead') throw new Error('gone'); }, { logger: { info() {}, warn() {}, error() {} } });
   const again = await enqueue(client, q, 'dead', { key: 'dead' });
   assert.deepEqual([again.id, again.outcome, again.status, again.error.split('\n')[0]], [dead, 'duplicate', 'dead', 'Error: gone']);
+  assert.deepEqual(sent.filter((value) => typeof value !== 'string' && value !== null), [], 'values are text or null');
 });

@@ -237,6 +237,28 @@ test('run: a lost connection between the call and its answer loses no answer', a
   assert.deepEqual([calls, await marksOf(q), await stepsOf(q)], [1, ['answered'], [{ name: 'call', state: 'done', response: 'answered' }]]);
 });
 
+test('a call is not made after its time, because another attempt may have asked meanwhile', async () => {
+  const q = await queue(", retry_base => '1 ms', max_attempts => 20", 1);
+  const [calls, asks] = [[], []];
+  const ask = async () => {
+    asks.push(1);
+    if (asks.length > 1) return 'found';
+    await sleep(600);
+  };
+  const call = () => {
+    calls.push(1);
+    throw new Error('502');
+  };
+  const handler = (job) => job.step('call', call, { callTimeout: 0.5, ask });
+  for (let n = 0; n < 500 && (await jobsOf(q))[0].status !== 'completed'; n++) {
+    await drain(connection, q, handler, { logger });
+    await makeDue(pool, q);
+    await sleep(20);
+  }
+  const [{ status, result }] = await jobsOf(q);
+  assert.deepEqual([status, result, calls.length], ['completed', 'found', 1]);
+});
+
 test('batch: a step ends the batch, and each job runs alone', async () => {
   for (const call of [(job) => job.step('call', () => job.payload), (job) => job.saveCheckpoint(1), (job) => job.saveCheckpoint(1, pool)]) {
     const q = await queue('', 5);

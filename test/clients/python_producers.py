@@ -165,12 +165,13 @@ class Producers(Client):
 
     def test_another_drivers_connection(self):
         for module, name, said in (
-            ("psycopg2.extensions", "connection", "not a psycopg2.extensions.connection: .* psycopg 3"),
+            ("psycopg2.extensions", "connection", "not a psycopg2.extensions.connection: .* psycopg 3, or execute what enqueue_statement"),
             ("sqlalchemy.orm.session", "Session", "driver_connection"),
             ("sqlalchemy.engine.base", "Connection", "driver_connection"),
             ("django.utils.connection", "ConnectionProxy", "connection.ensure_connection"),
             ("psycopg_pool.pool", "ConnectionPool", "with pool.connection"),
-            ("asyncpg.connection", "Connection", "not a asyncpg.connection.Connection$"),
+            ("asyncpg.connection", "Connection", "enqueue_statement"),
+            ("another.driver", "Connection", "not a another.driver.Connection$"),
         ):
             other = type(name, (), {"__module__": module})()
             for call in (

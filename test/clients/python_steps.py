@@ -111,6 +111,27 @@ class Steps(Client):
                 self.assertEqual(asked, [(keys[0], "r", True)] if ask else [])
                 self.assertEqual(self.steps(job)[0][1], "done")
 
+    def test_no_call_after_its_time(self):
+        """If asking takes longer than the call may take, the call is not made: another attempt may have asked meanwhile."""
+        calls, asks = [], []
+
+        def call(step):
+            calls.append(1)
+            raise OSError("502")
+
+        def ask(step):
+            asks.append(1)
+            if len(asks) > 1:
+                return "found"
+            time.sleep(0.6)
+
+        for run in self.both(lambda job, step, wrap: step("a", call, "r", 0.5, ask)):
+            calls.clear()
+            asks.clear()
+            (job,) = self.add(1)
+            self.until_done(run, job)
+            self.assertEqual((self.job(job)[2], len(calls)), ("found", 1))
+
     def until_done(self, run, job):
         """Runs a job until it is completed.  Between attempts, its open call times out and its delay ends."""
         for _ in range(100):

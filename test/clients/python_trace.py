@@ -4,6 +4,7 @@ For python.pl, which says where the server is (IDEMQ_DSN).
 """
 
 import types
+import unittest.mock
 
 import idemq
 import idemq._trace
@@ -12,7 +13,7 @@ from python_common import Client
 
 
 class Traces(Client):
-    """The packages are not Debian's: a module with the calls of their interface that the client makes."""
+    """The packages are not Debian's: modules with the calls of their interface that the client makes.  python_otel.py has the real ones."""
 
     def setUp(self):
         super().setUp()
@@ -21,16 +22,23 @@ class Traces(Client):
         test = self
 
         class Span:
-            def __enter__(self):
-                return self
+            def get_span_context(self):
+                return types.SimpleNamespace(is_valid=True)
 
-            def __exit__(self, *_):
+            def is_recording(self):
+                return True
+
+            def set_attribute(self, name, value):
+                pass
+
+            def end(self):
                 test.spans.append("end")
 
         class Tracer:
-            def start_as_current_span(self, name, kind=None):
-                test.spans.append((name, kind, test.current))
-                return Span()
+            def start_span(self, name, parent, kind, attributes, links):
+                if kind == "C":
+                    test.spans.append((name, kind, parent, len(links)))
+                return Span() if kind == "C" else unittest.mock.MagicMock()
 
         def attach(context):
             before, test.current = test.current, context
@@ -42,10 +50,16 @@ class Traces(Client):
         fakes = {
             "propagate": types.SimpleNamespace(
                 inject=lambda carrier: carrier.update(traceparent=self.current),
-                extract=lambda carrier: carrier.get("traceparent"),
+                extract=lambda carrier, base: carrier.get("traceparent"),
             ),
-            "context": types.SimpleNamespace(attach=attach, detach=detach),
-            "trace": types.SimpleNamespace(get_tracer=lambda name: Tracer(), SpanKind=types.SimpleNamespace(CONSUMER="C")),
+            "context": types.SimpleNamespace(attach=attach, detach=detach, get_current=lambda: test.current, Context=dict),
+            "trace": types.SimpleNamespace(
+                SpanKind=types.SimpleNamespace(CONSUMER="C", PRODUCER="P", CLIENT="S"), Link=lambda context, attributes=None: context,
+                get_tracer=lambda name, schema_url: Tracer(), get_tracer_provider=lambda: self, set_span_in_context=lambda span, parent: parent,
+                get_current_span=lambda context=None: types.SimpleNamespace(get_span_context=lambda: types.SimpleNamespace(is_valid=context is not None)),
+            ),
+            "metrics": unittest.mock.MagicMock(),
+            "_tools": None,
         }
         for name, fake in fakes.items():
             before = getattr(idemq._trace, name, None)
@@ -60,7 +74,7 @@ class Traces(Client):
         )
         self.current = "of the worker"
         self.drain(self.do)
-        self.assertEqual(self.spans, [(f"process {self.queue}", "C", "trace-of-the-producer"), "end"])
+        self.assertEqual(self.spans, [(f"process {self.queue}", "C", "trace-of-the-producer", 1), "end"])
         self.assertEqual(self.current, "of the worker")
         self.current = "another"
         self.assertEqual(self.add(1, headers={"traceparent": "mine"}) and 1, 1)

@@ -43,6 +43,12 @@ def can_decode(document):
 
 NUMBER, NESTED = ("'" + "9" * 5000 + "'", "'" + "[" * 1500 + "]" * 1500 + "'")
 """Documents that jsonb stores, as SQL: an integer of 5,000 digits, 1,500 nested arrays."""
+LIMITED = hasattr(sys, "get_int_max_str_digits")
+"""Whether Python refuses to convert such an integer.  Python 3.9.2 (Debian 11) converts integers of any length."""
+if not LIMITED:
+    NUMBER = NESTED
+REFUSED = "ValueError" if LIMITED else "RecursionError"
+"""What NUMBER raises."""
 BAD = [document for document in (NUMBER, NESTED) if not can_decode(document.strip("'"))]
 """Those that this Python cannot decode.  Since 3.12 its limit for nested arrays is above that of jsonb."""
 
@@ -103,7 +109,7 @@ class Unreadable(Client):
             (event, good) = self.add("event", 3, max_attempts=1)
             self.assertEqual(self.drain(reads, outside), {"dead": 2, "committed": 1})
             self.assertEqual([self.job(job)[0] for job in (parents, event, good)], ["dead", "dead", "completed"])
-            self.assertRegex(self.job(parents)[3], "ValueError")
+            self.assertRegex(self.job(parents)[3], REFUSED)
             self.assertRegex(self.job(event)[3], "RecursionError" if BAD[-1] is NESTED else "ValueError")
 
     def test_an_event_that_comes_while_the_worker_records_the_wait(self):
@@ -120,7 +126,7 @@ class Unreadable(Client):
         (job,) = self.add(1, max_attempts=1)
         with unittest.mock.patch.object(idemq._attempt_runner.AttemptRunner, "_record_wait", late):
             self.assertEqual(self.drain(waits), {"released": 1, "dead": 1})
-        self.assertRegex(self.job(job)[3], "ValueError")
+        self.assertRegex(self.job(job)[3], REFUSED)
 
     def test_a_response_of_a_step(self):
         def handler(job):
@@ -161,7 +167,7 @@ def nested():
 
 class Results(Client):
     def test_outside_the_job_completes_without_it(self):
-        for result in (nested(), Odd(), OddList([1]), {Odd(): 1}, {"a": object()}, 9**6000, "\ud800"):
+        for result in (nested(), Odd(), OddList([1]), {Odd(): 1}, {"a": object()}, *([9**6000] if LIMITED else []), "\ud800"):
             for concurrency in (1, 3):
                 (bad, good) = self.add(1, 2)
                 with self.assertLogs("idemq", "ERROR"):

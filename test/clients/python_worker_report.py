@@ -5,6 +5,8 @@ For python.pl, which says where the server is (IDEMQ_DSN).
 
 import asyncio
 import concurrent.futures
+import logging
+import os
 import threading
 import time
 import unittest.mock
@@ -32,6 +34,28 @@ class WorkerReports(Client):
             self.until("SELECT count(*) = 0 FROM idemq.jobs WHERE queue_id = idemq.queue_id(%s) AND finished_at IS NULL", self.queue)
             worker.stop()
             self.assertEqual(running.result(), {"committed": 1})
+
+    def test_a_statement_that_is_running_ends_with_the_worker(self):
+        # Such as the report that ends a wait.  In the event loop of an application, nothing may remain of it.
+        async def run():
+            link = idemq._links.AsyncLink("a worker", DSN)
+            asking = asyncio.ensure_future(link.ask("SELECT pg_sleep(600)"))
+            await asyncio.to_thread(self.until, "SELECT count(*) = 1 FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(600)' AND state = 'active'")
+            await link.end()
+            with self.assertRaises(idemq._links.AnswerLost):
+                await asyncio.wait_for(asking, 60)
+            for watched in asyncio.get_running_loop()._selector.get_map().values():
+                os.fstat(watched.fd)  # it is open
+            self.assertFalse(link.usable)
+            # The answer of a step that is still under way is stored over a connection that is closed again.
+            self.assertEqual(await link.ask("SELECT 1"), [(1,)])
+            self.assertIsNone(link.conn)
+            self.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(600)'")
+
+        with self.assertLogs("idemq") as logs:
+            asyncio.run(run())
+            logging.getLogger("idemq").warning("nothing else")
+        self.assertEqual(logs.output, ["WARNING:idemq:nothing else"])
 
     def test_a_worker_reports_itself_and_that_it_is_stopping(self):
         seen = """SELECT program, version <> '', host <> '', queues, concurrency, running, cardinality(jobs), done, state

@@ -144,7 +144,7 @@ end:
 #endif
 		if
 		:: seen_pause && seen == READY ->
-			/* keep_paused */
+			/* idemq_promote_one, if the group is paused */
 			if
 			:: d_step { holder == NOBODY && job == READY -> holder = 2 };
 				if

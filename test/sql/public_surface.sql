@@ -5,7 +5,7 @@ CREATE EXTENSION idemq;
 
 -- ---- What is public, and what is not
 
-SELECT count(*) <= 113 AS few FROM pg_proc WHERE pronamespace = 'idemq'::regnamespace;
+SELECT count(*) <= 114 AS few FROM pg_proc WHERE pronamespace = 'idemq'::regnamespace;
 -- Nobody but the owner may use the schema, and nothing in it runs with another's rights.
 SELECT grantee::regrole FROM pg_namespace, aclexplode(nspacl) WHERE nspname = 'idemq_internal' AND grantee <> nspowner;
 SELECT oid::regprocedure AS definer FROM pg_proc WHERE pronamespace = 'idemq_internal'::regnamespace AND prosecdef;

@@ -31,7 +31,7 @@ my @others = grep { -e "$source/$_" } qw(CONTRIBUTING.md SECURITY.md CHANGELOG.m
 
 my %of = (
 	python => [ files('test/clients', qr/\.py$/) ],
-	js => [ files('clients/node/examples', qr/\.js$/), files('test/clients', qr/(?:_consumer|testing|drivers)\.mjs$/) ],
+	js => [ files('clients/node/examples', qr/\.js$/), files('test/clients', qr/(?:_consumer|testing|drivers|encryption)\.mjs$/) ],
 	ts => [ 'clients/node/test/types.ts', files('test/clients/shop_ts', qr/\.ts$/) ],
 	sh => [ files('test/clients', qr/\.sh$/) ]);
 my %tested = map { my $language = $_; $language => [ map { slurp_file("$source/$_") } @{ $of{$language} } ] } keys %of;

@@ -1,6 +1,6 @@
 # idemq-work: a program for each job.  What its exit status, its output and its silence mean; what
 # happens to it when the lease, the time, the runner or the server ends.  work_slow has the parts that take real time.
-# at least 140 assertions
+# at least 148 assertions
 # expects in log: \] XX[0-9A-Z]{3} .*canceling the wait for synchronous
 
 use strict;
@@ -84,6 +84,22 @@ sub enqueue
 	$id = enqueue('1');
 	is(once('echo ${IDEMQ_KEY-none} ${IDEMQ_KIND-none} >&2; exit 1') =~ /attempt 1 of 20: retrying: exit status 1: none none$/m ? 1 : 0, 1, 'no key or kind, no variable');
 	is_sql($node, "SELECT idemq.cancel($id)", 'cancelled', 'that is all of it');
+}
+
+# The trace of the producer goes on in the program.
+{
+	local @ENV{qw(TRACEPARENT TRACESTATE BAGGAGE)} = ('of an outer runner') x 3;
+	my $trace = '00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01';
+	my $of = sub {
+		my ($headers) = @_;
+		enqueue('1', $headers eq '' ? '' : ", headers => '$headers'");
+		return once('echo "${TRACEPARENT-none}|${TRACESTATE-none}|${BAGGAGE-none}" >$T/trace') . slurp_file("$tmp/trace");
+	};
+
+	is($of->(qq({"traceparent": "$trace", "tracestate": "a=1,b=2", "baggage": "customer=7", "own": "x"})), "$trace|a=1,b=2|customer=7\n", 'traceparent, tracestate and baggage');
+	is($of->(''), "none|none|none\n", 'none, not even its own');
+	is($of->(qq({"traceparent": "nonsense", "tracestate": "a\\nb", "baggage": "é"})), "none|none|none\n", 'none that is not one');
+	is($of->(qq("traceparent")), "none|none|none\n", 'none of headers that are no object');
 }
 
 # A program that waits for an event.

@@ -1,6 +1,6 @@
 # idemq-work --http: what a request has, what its answer decides; endpoints that are not there, hang, lie or
 # flood; what happens to a request when its lease or its runner ends.
-# at least 235 assertions
+# at least 238 assertions
 # expects in log: \] XX[0-9A-Z]{3} .*canceling the wait for synchronous
 
 use strict;
@@ -59,7 +59,7 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 
 # What a request has.
 {
-	my $id = enqueue({ result => { a => 1 } }, qq(, key => 'k/1 é', kind => 'mail.sent', headers => '{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "who": "Zoë 𝄞"}'));
+	my $id = enqueue({ result => { a => 1 } }, qq(, key => 'k/1 é', kind => 'mail.sent', headers => '{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=1", "baggage": "customer=7", "who": "Zoë 𝄞"}'));
 	is(once('--timeout', '1000', '--result'), '', 'nothing is said of a success');
 	my $sent = last_request();
 	my %headers = %{ $sent->{headers} };
@@ -72,10 +72,15 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 	my $claimed = sql($node, "SELECT floor(extract(epoch FROM claimed_at)) FROM idemq.jobs WHERE id = $id");
 	ok($headers{'idemq-deadline'} >= $claimed + 999 && $headers{'idemq-deadline'} <= $sent->{time} + 1001, 'and when it will be ended');
 	is($headers{'traceparent'}, '00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01', 'a trace goes on');
+	is("@headers{qw(tracestate baggage)}", 'a=1 customer=7', 'with all of its context');
 	like($headers{'idemq-headers'}, qr/"Zo\\u00eb \\ud834\\udd1e"/, 'headers are in ASCII');
 	like($headers{'idempotency-key'}, qr/^[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-a[0-9a-f]{3}-[0-9a-f]{12}$/, 'a key of the effect');
 	is(scalar(grep { exists $headers{$_} } qw(expect idemq-checkpoint idemq-left-out webhook-id transfer-encoding)), 0, 'and nothing else');
 	is_job($node, $id, 'completed|1|{"a": 1}|', 'the body of 2xx is the result');
+
+	enqueue('1', ", headers => '" . encode_json({ tracestate => "a\r\nX-Evil: 1", baggage => 'b' x 4097, traceparent => '00' }) . "'");
+	once();
+	is(scalar(grep { exists last_request()->{headers}{$_} } qw(tracestate baggage traceparent x-evil)), 0, 'no trace context that HTTP does not allow');
 
 	# Run again, by the same key.
 	sql($node, q(SELECT idemq.enqueue('q', '{"result": {"a": 1}}', key => 'k/1 é', on_duplicate => 'rerun')));

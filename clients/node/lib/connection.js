@@ -14,7 +14,7 @@ import { Pipeline } from './pipeline.js';
  * The process of the session, whether it is read-only, whether the server is a standby, statement_timeout in milliseconds (0: none), and whether
  * idemq.hold_claimed exists.  $2 identifies the worker in all its sessions; behind a pooler, the setting would reach other processes.  A session that belongs to the worker ($1 is its process) may be idle while its handler is busy, and reads NULL in an array as NULL.
  */
-const SESSION_INFO = `SELECT who.pid, pg_catalog.current_setting('transaction_read_only') = 'on' AS read_only, pg_catalog.pg_is_in_recovery() AS standby,
+const SESSION_INFO = `SELECT who.pid, pg_catalog.current_setting('transaction_read_only') = 'on' AS read_only, pg_catalog.pg_is_in_recovery() AS standby, pg_catalog.current_setting('server_encoding') = 'UTF8' AS utf8,
     (SELECT setting FROM pg_catalog.pg_settings WHERE name = 'statement_timeout') AS statement_timeout,
     EXISTS (SELECT FROM pg_catalog.pg_proc AS f JOIN pg_catalog.pg_namespace AS n ON n.oid = f.pronamespace
       WHERE n.nspname = 'idemq' AND f.proname = 'hold_claimed' AND pg_catalog.has_function_privilege(f.oid, 'EXECUTE')) AS has_hold_claimed,
@@ -40,21 +40,21 @@ function setDateStyle(client) {
 /**
  * The properties of a new session. Throws if it cannot write.
  * @param {import('pg').Client} client @param {string} [worker] identifies the worker in all its sessions
- * @returns {Promise<{ direct: boolean, process: number, backendStart: string | null, statementTimeout: number, hasHoldClaimed: boolean, hearsEnds: boolean }>} direct: whether
+ * @returns {Promise<{ direct: boolean, process: number, backendStart: string | null, statementTimeout: number, hasHoldClaimed: boolean, hearsEnds: boolean, utf8: boolean }>} direct: whether
  *   the process belongs to this session only (a pooler invents the number that it reports); process: its number; statementTimeout in
  *   milliseconds (0: none); hasHoldClaimed: whether idemq.hold_claimed exists; hearsEnds: whether the server tells the worker at once if one of its
- *   attempts is cancelled or taken back
+ *   attempts is cancelled or taken back; utf8: whether the server can store every character
  */
 export async function sessionInfo(client, worker = '') {
   const told = /** @type {any} */ (client).processID ?? 0;
-  const [{ pid, read_only: readOnly, standby, statement_timeout: statementTimeout, has_hold_claimed: hasHoldClaimed, backend_start: backendStart, worker: known }] = (await client.query(SESSION_INFO, [told, worker])).rows;
+  const [{ pid, read_only: readOnly, standby, statement_timeout: statementTimeout, has_hold_claimed: hasHoldClaimed, backend_start: backendStart, worker: known, utf8 }] = (await client.query(SESSION_INFO, [told, worker])).rows;
   if (readOnly) {
     const why = standby
       ? `${client.host}:${client.port} is a standby, which does not accept writes`
       : 'default_transaction_read_only is on for this role, database or server, but a worker must write: ALTER ROLE ... SET default_transaction_read_only = off';
     throw Object.assign(new Error(why), { code: '25006' });
   }
-  return { direct: pid === told, process: pid, backendStart, statementTimeout: Number(statementTimeout), hasHoldClaimed, hearsEnds: !!known };
+  return { direct: pid === told, process: pid, backendStart, statementTimeout: Number(statementTimeout), hasHoldClaimed, hearsEnds: !!known, utf8 };
 }
 
 /**
@@ -191,6 +191,8 @@ export class Session {
   hasHoldClaimed = false;
   /** Whether the server tells the worker at once if one of its attempts is cancelled or taken back. */
   hearsEnds = false;
+  /** Whether the server can store every character. */
+  utf8 = false;
   /** Names of prepared statements; undefined on a session that others may also use. @type {Set<string> | undefined} */
   prepared;
   /** The worker's message that is under way. @type {Pipeline | undefined} */

@@ -5,16 +5,18 @@ import { Breaker } from './breaker.js';
 import { textOf } from './errors.js';
 import { Outside, singleHandler } from './handlers.js';
 import { Attempt } from './job.js';
+import { Lines } from './logs.js';
 import { OutsideAttempts } from './outside.js';
 import { validated } from './schema.js';
 import { RELEASE_MANY } from './statements.js';
+import { settling } from './trace.js';
 import { Transactions } from './transactions.js';
 
 /** @typedef {import('./connection.js').Session} Session */
 
 /** What the queues of a worker share.
  * @typedef {{
- *   name: string, logger: import('../index.js').Logger, hooks: import('./hooks.js').Hooks, server: import('./connection.js').Server,
+ *   name: string, logger: import('../index.js').Logger, jobLogger: import('../index.js').Logger, captureLogs: 'off' | 'failed' | 'all', redact: (text: string) => string, hooks: import('./hooks.js').Hooks, server: import('./connection.js').Server,
  *   control: import('./connection.js').Link, stopping: AbortSignal, once: boolean, pooled: boolean,
  *   slots: import('./transactions.js').TransactionSlots, links: import('./outside.js').OutsideLinks,
  *   shardSlots: import('./handler-slots.js').ShardSlots | undefined, running: Set<Attempt>, counts: Record<string, number>,
@@ -64,6 +66,8 @@ export class Consumer {
     this.queue = queue;
     this.way = way;
     this.logger = shared.logger;
+    this.captureLogs = way.captureLogs ?? shared.captureLogs;
+    this.redact = shared.redact;
     this.server = shared.server;
     this.control = shared.control;
     this.stopping = shared.stopping;
@@ -120,7 +124,8 @@ export class Consumer {
       const attempt = new Attempt(row, this.queue, {
         asked, lease: this.lease, timeout: this.#timeout, ofQueue: this.#timeoutOfQueue,
         ofKind: 1000 * (this.way.kind(row.kind)?.timeout ?? Infinity), link: this.#mode.link(),
-        strict: this.outside, warn: (text) => this.logger.warn(text),
+        codec: this.way.codec, strict: this.outside, warn: (text) => this.logger.warn(text),
+        logger: this.#shared.jobLogger, lines: this.captureLogs === 'off' ? undefined : new Lines(), redact: this.redact, workerName: this.#shared.name,
       });
       attempt.leaseSession = this.#attachedTo(session);
       attempt.leaseSession?.attempts.add(attempt);
@@ -179,7 +184,10 @@ export class Consumer {
 
   /** Releases attempts that have not begun. @param {Attempt[]} attempts @param {string} why */
   async giveBack(attempts, why) {
-    await this.control.answer(RELEASE_MANY, [attempts.map(({ job }) => job.id), attempts.map(({ job }) => job.token)]);
+    await settling(attempts, async ({ outcome }) => {
+      await this.control.answer(RELEASE_MANY, [attempts.map(({ job }) => job.id), attempts.map(({ job }) => job.token)]);
+      outcome('released');
+    });
     for (const attempt of attempts) this.ended(attempt, 'released', why);
   }
 
@@ -213,7 +221,7 @@ export class Consumer {
     const { job } = attempt;
     if (!this.#shared.once && (outcome === 'retrying' || outcome === 'dead')) {
       const opened = this.#breaker.failed(job.kind, error);
-      if (opened) this.logger.error(`idemq: ${this.queue}${job.kind === null ? '' : `, kind ${job.kind}`}: ten attempts in a row have failed with the same error, so the worker runs one job at a time until one succeeds: ${textOf(error)}`);
+      if (opened) this.logger.error(`idemq: ${this.queue}${job.kind === null ? '' : `, kind ${job.kind}`}: ten attempts in a row have failed with the same error, so the worker runs one job at a time until one succeeds: ${this.redact(textOf(error))}`);
       this.pausedUntil = Math.max(this.pausedUntil, Date.now() + this.#breaker.pause());
     }
     this.#shared.hooks.failed(attempt.job, { attempt: attempt.job.attempt, willRetry, error, outcome: /** @type {any} */ (outcome) });

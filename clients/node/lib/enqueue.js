@@ -1,18 +1,18 @@
 // Producers.
 
 import { checkClient, checkIds, checkName, optionalBoolean, optionalInteger, optionalInterval, optionalKey, optionalName, optionalObject, optionalTime, reject } from './arguments.js';
-import { textOf, typed } from './errors.js';
+import { addDocuments, checkCodec, decodedResults, plain } from './codec.js';
 import { ENQUEUE as OPTIONS, ENQUEUE_MANY as MANY_OPTIONS, ENQUEUE_STATEMENT as STATEMENT_OPTIONS, NEW_JOB, checkOptions } from './options.js';
-import { checkStyle, inStyle } from './portable.js';
+import { checkStyle, portable } from './portable.js';
+import { json, rows } from './rows.js';
 import { checkSchema, validated, validatedNow } from './schema.js';
-import { inject } from './trace.js';
+import { inject, sends } from './trace.js';
 
-// portable.js reads the name and the type of each parameter.
-const ENQUEUE = `SELECT id::text, outcome::text, status::text, result
+const enqueueIn = portable(`SELECT id::text, outcome::text, status::text, result
   FROM idemq.enqueue(queue => $1::text, payload => $2::jsonb, key => $3::text, delay => $4::interval, run_at => $5::timestamptz,
     priority => $6::int, group_key => $7::text, max_attempts => $8::int, headers => $9::jsonb,
     expires_in => $10::interval, key_ttl => $11::interval, on_duplicate => $12::text, nowait => $13::bool,
-    kind => $14::text, max_wait => $15::interval, depends_on => $16::bigint[], on_parent_failure => $17::text)`;
+    kind => $14::text, max_wait => $15::interval, depends_on => $16::bigint[], on_parent_failure => $17::text)`);
 const ENQUEUE_MANY = `SELECT id::text, outcome::text, status::text, result
   FROM idemq.enqueue_many($1::text, $2::jsonb[], keys => $3::text[], run_ats => $4::timestamptz[], priorities => $5::int[],
     group_keys => $6::text[], delays => $7::interval[], max_attempts => $8::int[], headers => $9::jsonb[],
@@ -22,50 +22,22 @@ const ENQUEUE_MANY = `SELECT id::text, outcome::text, status::text, result
 const LAST_ERRORS = 'SELECT id::text, last_error AS error FROM idemq.jobs WHERE id = ANY ($1::text::bigint[])';
 const defaultPriority = 4;
 
-/** Bytes: the maximum of idemq.max_document. */
-const maxJsonLength = 64 * 2 ** 20;
-
-/**
- * A value as JSON text.
- * @param {unknown} value @param {string} what @returns {string}
- */
-export function json(value, what) {
-  let text;
-  try {
-    text = JSON.stringify(value);
-  } catch (error) {
-    // The message of JSON.stringify does not name the value, for example a circular object or a bigint.
-    throw error instanceof RangeError ? error : new TypeError(`${what} cannot be encoded as JSON: ${textOf(error)}`, { cause: error });
-  }
-  if (text === undefined) throw new TypeError(`${what} must be a value that JSON can represent, not ${typeof value === 'undefined' ? 'undefined' : `a ${typeof value}`}`);
-  // Sending hundreds of megabytes only to have them refused would delay all following messages.
-  if (text.length > maxJsonLength) throw new RangeError(`${what} is ${text.length} characters long as JSON, which is longer than any server accepts; pass a reference to it instead`);
-  return text;
-}
-
-/**
- * Runs a statement of a public function. @param {import('../index.js').Queryable} client @param {string} text @param {unknown[]} values
- * @returns {Promise<any[]>}
- */
-export async function rows(client, text, values) {
-  checkClient(client);
-  try {
-    const answer = await client.query(text, values);
-    return Array.isArray(answer) ? answer : answer.rows;
-  } catch (error) {
-    throw typed(error);
-  }
-}
+export { json, rows };
 
 /**
  * The statement that adds a job.
  * @param {string} queue @param {unknown} payload @param {import('../index.js').EnqueueOptions} options @param {string} style
  */
 function statement(queue, payload, options, style) {
+  return enqueueIn(valuesOf(queue, json(payload, 'payload'), options), style);
+}
+
+/** @param {string} queue @param {string | null} payload as JSON @param {import('../index.js').EnqueueOptions} options @returns {any[]} */
+function valuesOf(queue, payload, options) {
   const headers = inject(optionalObject(options.headers, 'headers'));
-  return inStyle(ENQUEUE, [
+  return [
     queue,
-    json(payload, 'payload'),
+    payload,
     optionalKey(options.key, 'key'),
     optionalInterval(options.delay, 'delay'),
     optionalTime(options.runAt, 'runAt'),
@@ -81,7 +53,7 @@ function statement(queue, payload, options, style) {
     optionalInterval(options.maxWait, 'maxWait'),
     optionalIds(options.dependsOn, 'dependsOn'),
     optionalName(options.onParentFailure, 'onParentFailure') ?? 'cancel',
-  ], style);
+  ];
 }
 
 /**
@@ -94,6 +66,8 @@ async function add(client, queue, payload, options = {}) {
   checkOptions(options, OPTIONS, 'enqueue');
   checkSchema(options.schema);
   await validated(options.schema, options.kind, payload);
+  const codec = checkCodec(options.codec);
+  if (codec) return addEncoded(codec, client, queue, payload, options);
   const { text, values } = statement(queue, payload, options, '$1');
   return (await withErrors(client, await rows(client, text, values)))[0];
 }
@@ -107,6 +81,26 @@ function statementFor(queue, payload, options = {}) {
   checkSchema(options.schema);
   validatedNow(options.schema, options.kind, payload);
   return statement(queue, payload, options, checkStyle(options.style ?? '$1'));
+}
+
+/**
+ * @param {import('../index.js').Codec} codec @param {import('../index.js').Queryable} client @param {string} queue @param {unknown} payload
+ * @param {import('../index.js').EnqueueOptions} options
+ */
+async function addEncoded(codec, client, queue, payload, options) {
+  const values = valuesOf(queue, null, options);
+  const onDuplicate = values[11];
+  const send = async (/** @type {import('../index.js').Queryable} */ own, /** @type {string} */ document, /** @type {unknown} */ how) => {
+    const { text, values: sent } = enqueueIn([queue, document, ...values.slice(2, 11), how, ...values.slice(12)], '$1');
+    return decodedResults(codec, await withErrors(own, await rows(own, text, sent)));
+  };
+  const [added] = await addDocuments(codec, client, {
+    documents: [plain(payload, 'payload')],
+    compared: [values[2] !== null && onDuplicate === 'keep'],
+    add: (own, [document], ignore) => send(own, document, ignore ? 'ignore' : onDuplicate),
+    compare: (own, _, [document]) => send(own, document, onDuplicate),
+  });
+  return added;
 }
 
 /**
@@ -124,9 +118,10 @@ async function addMany(client, queue, jobs, options = {}) {
   if (jobs.length === 0) return [];
   /** A member of all jobs. @param {(job: any, what: (name: string) => string) => unknown} of */
   const all = (of) => jobs.map((job, n) => of(job, (name) => `${name} of job ${n}`));
-  return withErrors(client, await rows(client, ENQUEUE_MANY, [
+  const codec = checkCodec(options.codec);
+  const values = [
     queue,
-    all((job, what) => json(job.payload, what('payload'))),
+    codec ? null : all((job, what) => json(job.payload, what('payload'))),
     all((job, what) => optionalKey(job.key, what('key'))),
     all((job, what) => optionalTime(job.runAt, what('runAt'))),
     all((job, what) => optionalInteger(job.priority, what('priority')) ?? defaultPriority),
@@ -145,13 +140,35 @@ async function addMany(client, queue, jobs, options = {}) {
     optionalInterval(options.maxWait, 'maxWait'),
     optionalIds(options.dependsOn, 'dependsOn'),
     optionalName(options.onParentFailure, 'onParentFailure') ?? 'cancel',
-  ]));
+  ];
+  if (codec) return addManyEncoded(codec, client, jobs.map(({ payload }) => payload), values);
+  return withErrors(client, await rows(client, ENQUEUE_MANY, values));
+}
+
+/** The arguments of ENQUEUE_MANY that have an element for each job, without the payloads. */
+const columnsOfMany = [2, 3, 4, 5, 6, 7, 8, 9, 10, 13];
+
+/** @param {import('../index.js').Codec} codec @param {import('../index.js').Queryable} client @param {unknown[]} payloads @param {any[]} values of ENQUEUE_MANY without the payloads */
+async function addManyEncoded(codec, client, payloads, values) {
+  const onDuplicate = values[11];
+  const send = async (/** @type {import('../index.js').Queryable} */ own, /** @type {number[]} */ numbers, /** @type {string[]} */ texts, /** @type {unknown} */ how) => {
+    const sent = values.map((value, n) => (columnsOfMany.includes(n) ? numbers.map((job) => value[job]) : value));
+    sent[1] = texts;
+    sent[11] = how;
+    return decodedResults(codec, await withErrors(own, await rows(own, ENQUEUE_MANY, sent)));
+  };
+  return addDocuments(codec, client, {
+    documents: payloads.map((payload, n) => plain(payload, `payload of job ${n}`)),
+    compared: values[2].map((/** @type {unknown} */ key) => key !== null && onDuplicate === 'keep'),
+    add: (own, texts, ignore) => send(own, texts.map((_, n) => n), texts, ignore ? 'ignore' : onDuplicate),
+    compare: (own, numbers, texts) => send(own, numbers, texts, onDuplicate),
+  });
 }
 
 // Their types depend on the queue, which an implementation cannot express.
-export const enqueue = /** @type {typeof import('../index.js').enqueue} */ (/** @type {unknown} */ (add));
+export const enqueue = /** @type {typeof import('../index.js').enqueue} */ (/** @type {unknown} */ (sends(add, (_, queue, __, options) => [queue, undefined, options?.headers])));
 export const enqueueStatement = /** @type {typeof import('../index.js').enqueueStatement} */ (/** @type {unknown} */ (statementFor));
-export const enqueueMany = /** @type {typeof import('../index.js').enqueueMany} */ (/** @type {unknown} */ (addMany));
+export const enqueueMany = /** @type {typeof import('../index.js').enqueueMany} */ (/** @type {unknown} */ (sends(addMany, (_, queue, jobs) => [queue, jobs ?? undefined])));
 
 /** @param {unknown} ids @param {string} what */
 function optionalIds(ids, what) {

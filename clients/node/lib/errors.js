@@ -219,8 +219,11 @@ export function fingerprint(error) {
   return `${read(() => (error instanceof Error ? typeOf(error) : typeof error))} ${sqlstate(error)} ${text}`;
 }
 
-/** The machine-readable form of an error, for `details` of idemq.attempts. @param {unknown} error @returns {string} */
-export function detailsOf(error) {
+/**
+ * The machine-readable form of an error, for `details` of idemq.attempts.
+ * @param {unknown} error @param {(text: string) => string} [redact] @param {Record<string, unknown>} [more] other members @returns {string}
+ */
+export function detailsOf(error, redact = (text) => text, more = {}) {
   /** @type {Record<string, unknown>} */
   const details = { type: read(() => (error instanceof Error ? `${typeOf(error)}` : typeof error)) ?? 'Error' };
   /** @type {Record<string, string>[]} */
@@ -240,13 +243,13 @@ export function detailsOf(error) {
     causes.push({
       type: read(() => (each instanceof Error ? `${typeOf(each)}` : typeof each)) ?? 'Error',
       ...(typeof code === 'string' && code !== '' ? { code: code.slice(0, 100) } : {}),
-      text: (read(() => ownText(each)) ?? '').replaceAll('\0', '').slice(0, maxCauseLength),
+      text: redact(read(() => ownText(each)) ?? '').replaceAll('\0', '').slice(0, maxCauseLength),
     });
   });
   if (causes.length > 0) details.causes = causes;
-  if (traces.length > 0) details.trace = traces.join('\n').replaceAll('\0', '').slice(0, maxTextLength);
+  if (traces.length > 0) details.trace = redact(traces.join('\n')).replaceAll('\0', '').slice(0, maxTextLength);
   // The server does not accept half of a surrogate pair as JSON.
-  return JSON.stringify(details).replace(/\\u(?:0000|d[89a-f][0-9a-f]{2})/gi, '?');
+  return JSON.stringify({ ...details, ...more }).replace(/(?<!\\)((?:\\\\)*)\\u(?:0000|d[89a-f][0-9a-f]{2})/gi, '$1?');
 }
 
 /**

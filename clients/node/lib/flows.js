@@ -1,9 +1,10 @@
 // Functions beyond a single job: events, topics, ordered logs, graphs and their progress, cancelling many jobs, and waiting for results.
 
 import { checkClient, checkId, checkIds, checkName, optionalInteger, optionalInterval, optionalKey, optionalName, optionalObject, optionalTime, reject } from './arguments.js';
+import { addDocuments, checkCodec, decoded, decodedResults, encoded, encodedWithEachKey, plain } from './codec.js';
 import { json, rows, withErrors } from './enqueue.js';
-import { GRAPH_JOB, MATCHING, MESSAGE, PAUSE, checkOptions } from './options.js';
-import { inject } from './trace.js';
+import { CODEC, GRAPH_JOB, MATCHING, MESSAGE, PAUSE, checkOptions } from './options.js';
+import { inject, sends } from './trace.js';
 
 const SEND_EVENT = `SELECT outcome::text, first_payload AS "firstPayload", same_payload AS "samePayload"
   FROM idemq.send_event($1::text, $2::text, $3::jsonb)`;
@@ -45,43 +46,87 @@ function common(options) {
 }
 
 /** @type {typeof import('../index.js').sendEvent} */
-export async function sendEvent(client, queue, name, payload) {
+export async function sendEvent(client, queue, name, payload, options = {}) {
   checkClient(client);
-  const values = [checkName(queue, 'queue'), checkName(name, 'name'), payload === undefined ? null : json(payload, 'payload')];
-  const [sent] = await rows(client, SEND_EVENT, values);
-  return sent;
+  checkOptions(options, CODEC, 'sendEvent');
+  const codec = checkCodec(options.codec);
+  const own = [checkName(queue, 'queue'), checkName(name, 'name')];
+  if (codec && payload !== undefined) return sendEncoded(codec, client, own, payload);
+  const [sent] = await rows(client, SEND_EVENT, [...own, payload === undefined ? null : json(payload, 'payload')]);
+  return codec ? { ...sent, firstPayload: await decoded(codec, sent.firstPayload) } : sent;
+}
+
+/**
+ * The payload of the first event may be encoded with another key, so the server compares it with each.
+ * @param {import('../index.js').Codec} codec @param {import('../index.js').Queryable} client @param {unknown[]} own @param {unknown} payload
+ */
+async function sendEncoded(codec, client, own, payload) {
+  let first;
+  for (const text of await encodedWithEachKey(codec, payload, 'payload')) {
+    const [sent] = await rows(client, SEND_EVENT, [...own, text]);
+    first ??= { ...sent, firstPayload: await decoded(codec, sent.firstPayload) };
+    first.samePayload = sent.samePayload;
+    if (sent.samePayload) break;
+  }
+  return first;
 }
 
 /** @type {typeof import('../index.js').publish} */
-export async function publish(client, topic, payload, options = {}) {
+async function publishNow(client, topic, payload, options = {}) {
   checkClient(client);
   checkName(topic, 'topic');
-  checkOptions(options, { ...MESSAGE, key: true }, 'publish');
-  return rows(client, PUBLISH, [...common(options), topic, json(payload, 'payload'), optionalKey(options.key, 'key')]);
+  checkOptions(options, { ...MESSAGE, key: true, codec: true }, 'publish');
+  const codec = checkCodec(options.codec);
+  const text = codec ? await encoded(codec, payload, 'payload') : json(payload, 'payload');
+  return rows(client, PUBLISH, [...common(options), topic, text, optionalKey(options.key, 'key')]);
 }
+export const publish = sends(publishNow, (_, topic, __, options) => [topic, undefined, options?.headers]);
 
 /** @type {typeof import('../index.js').enqueueSequenced} */
-export async function enqueueSequenced(client, queue, producer, seq, payload, options = {}) {
+async function enqueueNext(client, queue, producer, seq, payload, options = {}) {
   checkClient(client);
   checkName(queue, 'queue');
   checkName(producer, 'producer');
   if (typeof seq !== 'bigint' && !Number.isSafeInteger(seq) && !(typeof seq === 'string' && /^-?\d+$/.test(seq))) reject('seq', 'an integer, or a string of digits', seq);
-  checkOptions(options, MESSAGE, 'enqueueSequenced');
-  const enqueued = await rows(client, ENQUEUE_SEQUENCED, [...common(options), queue, producer, `${seq}`, json(payload, 'payload')]);
-  return (await withErrors(client, enqueued))[0];
+  checkOptions(options, { ...MESSAGE, codec: true }, 'enqueueSequenced');
+  const codec = checkCodec(options.codec);
+  const text = codec ? await encoded(codec, payload, 'payload') : json(payload, 'payload');
+  const enqueued = await rows(client, ENQUEUE_SEQUENCED, [...common(options), queue, producer, `${seq}`, text]);
+  return (await decodedResults(codec, await withErrors(client, enqueued)))[0];
 }
+export const enqueueSequenced = sends(enqueueNext, (_, queue, __, ___, ____, options) => [queue, undefined, options?.headers]);
 
 /** @type {typeof import('../index.js').enqueueGraph} */
-export async function enqueueGraph(client, jobs) {
+async function enqueueAll(client, jobs, options = {}) {
   checkClient(client);
+  checkOptions(options, CODEC, 'enqueueGraph');
+  const codec = checkCodec(options.codec);
   if (optionalObject(jobs, 'jobs') === null) reject('jobs', 'an object that maps names to jobs', jobs);
-  const graph = Object.entries(jobs).map(([name, job]) => jobText(name, job));
-  const placed = await rows(client, ENQUEUE_GRAPH, [`[${graph}]`]);
+  const placed = codec ? await addGraphEncoded(codec, client, Object.entries(jobs))
+    : await rows(client, ENQUEUE_GRAPH, [`[${Object.entries(jobs).map(([name, job]) => jobText(name, job, json(job.payload, `payload of job ${name} of a graph`)))}]`]);
   return Object.fromEntries(placed.map(({ name, ...job }) => [name, job]));
 }
+export const enqueueGraph = sends(enqueueAll, (_, jobs) => [undefined, jobs]);
 
-/** A job of a graph as JSON. @param {string} name @param {import('../index.js').GraphJob} job @returns {string} */
-function jobText(name, job) {
+/** @param {import('../index.js').Codec} codec @param {import('../index.js').Queryable} client @param {[string, import('../index.js').GraphJob][]} jobs */
+async function addGraphEncoded(codec, client, jobs) {
+  jobs.forEach(([name, job]) => checkOptions(job, GRAPH_JOB, `job ${name} of a graph`));
+  const compared = jobs.map(([, { key, onDuplicate }]) => key !== undefined && key !== null && (onDuplicate ?? 'keep') === 'keep');
+  const send = async (/** @type {import('../index.js').Queryable} */ own, /** @type {string[]} */ members) => {
+    const placed = new Map((await rows(own, ENQUEUE_GRAPH, [`[${members}]`])).map((each) => [each.name, each]));
+    return jobs.filter(([name]) => placed.has(name)).map(([name]) => placed.get(name));
+  };
+  return addDocuments(codec, client, {
+    documents: jobs.map(([name, { payload }]) => plain(payload, `payload of job ${name} of a graph`)),
+    compared,
+    add: (own, texts, ignore) => send(own, jobs.map(([name, job], n) => jobText(name, ignore && compared[n] ? { ...job, onDuplicate: 'ignore' } : job, texts[n]))),
+    // The jobs are duplicates, so they keep their parents.
+    compare: (own, numbers, texts) => send(own, numbers.map((n, at) => jobText(jobs[n][0], { ...jobs[n][1], dependsOn: null }, texts[at]))),
+  });
+}
+
+/** A job of a graph as JSON. @param {string} name @param {import('../index.js').GraphJob} job @param {string} payload as JSON @returns {string} */
+function jobText(name, job, payload) {
   const of = `job ${name} of a graph`;
   checkOptions(job, GRAPH_JOB, of);
   /** @type {Record<string, unknown>} */
@@ -106,7 +151,7 @@ function jobText(name, job) {
   if (!Array.isArray(parents)) reject(`dependsOn of ${of}`, 'an array', parents);
   const given = Object.entries(members).filter(([, value]) => value !== undefined && value !== null);
   const own = json(Object.fromEntries(given), of);
-  return `${own.slice(0, -1)}, "payload": ${json(job.payload, `payload of ${of}`)}, "depends_on": [${parents.map((each) => parentText(each, `dependsOn of ${of}`))}]}`;
+  return `${own.slice(0, -1)}, "payload": ${payload}, "depends_on": [${parents.map((each) => parentText(each, `dependsOn of ${of}`))}]}`;
 }
 
 /** A name, or an id with all its digits. @param {unknown} parent @param {string} what @returns {string} */
@@ -158,9 +203,11 @@ export async function resumeGroup(client, queue, groupKey) {
 }
 
 /** @type {typeof import('../index.js').waitResults} */
-export async function waitResults(client, ids, timeout = 30) {
+export async function waitResults(client, ids, timeout = 30, options = {}) {
+  checkOptions(options, CODEC, 'waitResults');
+  const codec = checkCodec(options.codec);
   const [{ statuses, results }] = await rows(client, WAIT_RESULTS, [checkIds(ids, 'ids'), optionalInterval(timeout, 'timeout')]);
   // pg returns an array of an enum as text, unless the application has set a parser for it.
   const names = typeof statuses === 'string' ? statuses.slice(1, -1).split(',') : statuses;
-  return ids.map((_, n) => ({ status: names[n], result: results[n] }));
+  return decodedResults(codec, ids.map((_, n) => ({ status: names[n], result: results[n] })));
 }

@@ -2,7 +2,9 @@
 // repeated after a lost answer, the outcome is already_committed.
 
 import { sqlstate, textOf } from './errors.js';
+import { recordsOf } from './logs.js';
 import { endStale } from './settle.js';
+import { settling } from './trace.js';
 import { COMMIT_MANY, COMMIT_MANY_AND_CLAIM, jobFromRow } from './statements.js';
 
 const maxRetries = 3;
@@ -97,8 +99,15 @@ export class GroupCommit {
       const asked = Date.now();
       const claim = wants > 0 && this.worker.mayClaim;
       const given = this.worker.claimArguments(session, wants);
-      const { rows, error } = await session.send([claim ? { ...COMMIT_MANY_AND_CLAIM, values: [...pairs, ...given] } : { ...COMMIT_MANY, values: pairs }]);
-      if (error) throw error;
+      const attempts = done.map(({ attempt }) => attempt);
+      const rows = await settling(attempts, async () => {
+        const answer = await session.send([
+          claim ? { ...COMMIT_MANY_AND_CLAIM, values: [...pairs, ...given] } : { ...COMMIT_MANY, values: pairs },
+          ...recordsOf(attempts, this.worker, session.utf8),
+        ]);
+        if (answer.error) throw answer.error;
+        return answer.rows;
+      });
       return { rows: rows[0], asked, session };
     });
     const { rows, asked, session } = answer;

@@ -7,6 +7,7 @@ export { finishedJobs } from './finished.js';
 export { cancelMany, cancelMatching, enqueueGraph, enqueueSequenced, flow, pauseGroup, publish, resumeGroup, sendEvent, waitResults } from './flows.js';
 export { createPool } from './pool.js';
 export { Inside, Kind, Outside } from './handlers.js';
+export { currentJob } from './logs.js';
 export { cancel, job, pause, reschedule, result, resume, retry, schedule, unschedule, why } from './manage.js';
 export { advanceClock, assertEnqueued, makeDue } from './testing.js';
 export { Worker, drain } from './worker.js';

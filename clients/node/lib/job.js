@@ -1,12 +1,14 @@
 // An attempt: the job that its handler gets, and its time limit.
 
 import { checkClient, checkId, checkIds, checkName, optionalInterval } from './arguments.js';
+import { decoded, decodedResults, encoded } from './codec.js';
 import { Cancelled, Snooze, Waiting, typed } from './errors.js';
 import { json } from './enqueue.js';
 import { finishedResult } from './handlers.js';
+import { inJob, jobLog } from './logs.js';
 import { ADD_PARENTS, AWAIT_EVENT, CHECKPOINT, PARENTS } from './statements.js';
 import { step } from './step.js';
-import { traced } from './trace.js';
+import { processing } from './trace.js';
 
 /** Milliseconds that a handler may take to end after its signal has fired. In a drain, the process must end five seconds after the grace period, with its jobs released. */
 const abandonAfter = 5000;
@@ -70,11 +72,17 @@ export class Job {
     return this.#attempt.signal;
   }
 
+  /** @type {import('../index.js').JobLog} */
+  get log() {
+    return this.#attempt.log;
+  }
+
   /** @type {import('../index.js').Job['saveCheckpoint']} */
   async saveCheckpoint(data, client) {
     if (client !== undefined && client !== null) checkClient(client);
     const text = json(data, 'the checkpoint');
-    const values = [this.id, this.token, text];
+    const { codec } = this.#attempt;
+    const values = [this.id, this.token, codec ? await encoded(codec, data, 'the checkpoint') : text];
     try {
       if (client) await this.#attempt.within('saveCheckpoint', client, (own) => own.query(CHECKPOINT, values));
       else await this.#attempt.apart('saveCheckpoint', (ask) => ask(CHECKPOINT, values));
@@ -96,7 +104,7 @@ export class Job {
       throw (attempt.waiting = new Waiting(name, timeout));
     }
     if (outcome === 'arrived' && undone) attempt.arrived.push({ name, timeout });
-    return { arrived: outcome === 'arrived', payload };
+    return { arrived: outcome === 'arrived', payload: attempt.codec ? await decoded(attempt.codec, payload) : payload };
   }
 
   /** @type {import('../index.js').Job['addParents']} */
@@ -109,13 +117,13 @@ export class Job {
 
   /** @type {import('../index.js').Job['parents']} */
   async parents() {
-    return this.#attempt.ask(PARENTS, [this.id]);
+    return decodedResults(this.#attempt.codec, await this.#attempt.ask(PARENTS, [this.id]));
   }
 
   /** @type {import('../index.js').Job['step']} */
   step(name, call, options = {}) {
     const warn = (/** @type {string} */ text) => this.#attempt.warn(`idemq: ${this.#attempt.name}: ${text}`);
-    const answer = this.#attempt.step(name, () => this.#attempt.apart('step', (ask) => step(this, ask, name, call, options, warn)));
+    const answer = this.#attempt.step(name, () => this.#attempt.apart('step', (ask) => step(this, ask, name, call, options, warn, this.#attempt.redact, this.#attempt.codec)));
     answer.catch(() => {}); // of a step that is not awaited
     return answer;
   }
@@ -133,6 +141,8 @@ export class Attempt {
   #onCancel;
   /** @type {((ms: number) => void) | undefined} */
   #abandonIn;
+  /** @type {import('../index.js').JobLog | undefined} */
+  #log;
   #notice;
   #timeoutName;
   /** Why the handler must stop. @type {Cancelled['why'] | undefined} */
@@ -157,6 +167,8 @@ export class Attempt {
   #steps = new Set();
   /** Whether the handler has ended, so that it must begin no step. */
   #handled = false;
+  /** Whether its payload and checkpoint have been decoded. */
+  #decoded = false;
   /** Whether its commit was sent, and may have taken effect. */
   commitSent = false;
   /** Whether its handler may use a transaction but has not locked the job yet. When the lease ends, another attempt may then get the job. */
@@ -167,19 +179,34 @@ export class Attempt {
   lost = false;
   /** Whether its handler has ended it through SQL, so that it has no lease any more. The handler continues. */
   endedItself = false;
+  /** Whether metrics have counted it. */
+  consumed = false;
+  /** Whether it shares a transaction with others, and their span. */
+  sharesSpan = false;
+  /** OpenTelemetry's context of its handler. @type {import('@opentelemetry/api').Context | undefined} */
+  processContext;
+  /** The context of the producer (trace.js). @type {{ context: import('@opentelemetry/api').Context, span: import('@opentelemetry/api').SpanContext | undefined } | undefined} */
+  sent;
 
   /**
    * @param {any} row of a claim @param {string} queue
    * @param {{
    *   asked: number, lease: number, timeout: number, ofQueue?: boolean, ofKind?: number, strict?: boolean,
-   *   link?: import('./connection.js').Link, warn?: (text: string) => void,
+   *   link?: import('./connection.js').Link, codec?: import('../index.js').Codec, warn?: (text: string) => void, logger?: import('../index.js').Logger,
+   *   lines?: import('./logs.js').Lines, workerName?: string, redact?: (text: string) => string,
    * }} of asked: when the claim was sent; lease, timeout: milliseconds; ofQueue: whether the timeout is the queue's
    *   job_timeout, at which the server takes the job back; ofKind: the timeout of its kind; strict: whether a lease that may have ended always counts as lost, because
    *   the handler cannot lock its job; link: for checkpoints and steps of outside handlers
    */
-  constructor(row, queue, { asked, lease, timeout, ofQueue = false, ofKind = Infinity, strict = false, link, warn = () => {} }) {
+  constructor(row, queue, { asked, lease, timeout, ofQueue = false, ofKind = Infinity, strict = false, link, codec, warn = () => {}, logger = console, lines, workerName = '', redact = (text) => text }) {
     this.row = row;
+    this.codec = codec;
     this.warn = warn;
+    this.logger = logger;
+    /** The log lines of this attempt, if they are captured. */
+    this.lines = lines;
+    this.redact = redact;
+    this.workerName = workerName;
     this.lease = lease;
     this.strict = strict;
     this.#link = link;
@@ -200,6 +227,10 @@ export class Attempt {
       if (this.reason) this.#controller.abort(this.reason);
     }
     return this.#controller.signal;
+  }
+
+  get log() {
+    return (this.#log ??= jobLog(this.job, this.logger, () => this.lines));
   }
 
   get name() {
@@ -228,12 +259,24 @@ export class Attempt {
     this.#steps = new Set();
     this.#handled = false;
     try {
+      if (this.codec) await this.#decode(this.codec);
       const result = await handler();
       for (const { name } of this.#steps) throw new Error(`the handler has ended while step ${name} was under way; await job.step`);
       return result;
     } finally {
       this.#handled = true;
     }
+  }
+
+  /** Decodes the job, before the handler is called for the first time. @param {import('../index.js').Codec} codec */
+  async #decode(codec) {
+    if (!this.#decoded) {
+      const [payload, checkpoint] = [await decoded(codec, this.row.payload), await decoded(codec, this.row.checkpoint)];
+      this.row = { ...this.row, payload, checkpoint };
+      this.#decoded = true;
+    }
+    this.job.payload = ownCopy(this.row.payload);
+    this.job.checkpoint = this.stored === undefined ? ownCopy(this.row.checkpoint) : JSON.parse(this.stored);
   }
 
   /** Runs a step. @template T @param {string} name @param {() => Promise<T>} fn @returns {Promise<T>} */
@@ -341,7 +384,8 @@ export class Attempt {
     if (this.row.unreadable) throw this.row.unreadable;
     this.ends = Date.now() + this.timeout;
     arm();
-    const running = traced(this.job, async () => finishedResult(await handler()));
+    const run = async () => finishedResult(await handler());
+    const running = inJob(this.job, () => (this.sharesSpan ? run() : processing([this], run)));
     const end = () => void (this.ended = true);
     running.then(end, end);
     try {

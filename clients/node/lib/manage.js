@@ -1,8 +1,9 @@
 // Functions for single jobs, for schedules, and for pauses of a queue.
 
 import { checkId, checkName, optionalInteger, optionalInterval, optionalKey, optionalName, optionalObject, optionalTime } from './arguments.js';
+import { checkCodec, decoded, decodedResults, encoded } from './codec.js';
 import { json, rows } from './enqueue.js';
-import { PAUSE as PAUSE_OPTIONS, RESCHEDULE as RESCHEDULE_OPTIONS, SCHEDULE as SCHEDULE_OPTIONS, checkOptions } from './options.js';
+import { CODEC, PAUSE as PAUSE_OPTIONS, RESCHEDULE as RESCHEDULE_OPTIONS, SCHEDULE as SCHEDULE_OPTIONS, checkOptions } from './options.js';
 
 /** Times as milliseconds, which do not depend on DateStyle. @param {string} column */
 const ms = (column) => `(1000 * extract(epoch FROM ${column}))::text`;
@@ -28,11 +29,12 @@ const time = (text) => (text === null ? null : new Date(Number(text)));
 export async function schedule(client, name, cron, queue, payload, options = {}) {
   checkOptions(options, SCHEDULE_OPTIONS, 'schedule');
   const headers = optionalObject(options.headers, 'headers');
+  const codec = checkCodec(options.codec);
   const [{ next }] = await rows(client, SCHEDULE, [
     checkName(name, 'name'),
     checkName(cron, 'cron'),
     checkName(queue, 'queue'),
-    json(payload, 'payload'),
+    codec ? await encoded(codec, payload, 'payload') : json(payload, 'payload'),
     optionalName(options.timeZone, 'timeZone') ?? 'UTC',
     optionalInteger(options.priority, 'priority') ?? 4,
     optionalKey(options.groupKey, 'groupKey'),
@@ -77,15 +79,19 @@ export async function resume(client, queue) {
 }
 
 /** @type {typeof import('../index.js').job} */
-export async function job(client, id) {
+export async function job(client, id, options = {}) {
+  checkOptions(options, CODEC, 'job');
+  const codec = checkCodec(options.codec);
   const [found] = await rows(client, JOB, [checkId(id, 'id')]);
   if (!found) return null;
   const { enqueuedAt, readyAt, claimedAt, finishedAt, ...others } = found;
+  if (codec) for (const name of ['payload', 'checkpoint', 'result']) others[name] = await decoded(codec, others[name]);
   return { ...others, enqueuedAt: /** @type {Date} */ (time(enqueuedAt)), readyAt: time(readyAt), claimedAt: time(claimedAt), finishedAt: time(finishedAt) };
 }
 
 /** @type {typeof import('../index.js').result} */
-export async function result(client, id) {
-  const [found] = await rows(client, RESULT, [checkId(id, 'id')]);
-  return found;
+export async function result(client, id, options = {}) {
+  checkOptions(options, CODEC, 'result');
+  const codec = checkCodec(options.codec);
+  return (await decodedResults(codec, await rows(client, RESULT, [checkId(id, 'id')])))[0];
 }

@@ -8,27 +8,31 @@ export const MESSAGE = { delay: true, runAt: true, priority: true, groupKey: tru
 /** @type {Names<import('../index.js').EnqueueOptions>} */
 export const ENQUEUE = {
   ...MESSAGE, key: true, keyTtl: true, onDuplicate: true, nowait: true, maxWait: true, dependsOn: true, onParentFailure: true,
-  schema: true,
+  schema: true, codec: true,
 };
 
+const { codec: _____, ...withoutCodec } = ENQUEUE;
 /** @type {Names<import('../index.js').EnqueueStatementOptions>} */
-export const ENQUEUE_STATEMENT = { ...ENQUEUE, style: true };
+export const ENQUEUE_STATEMENT = { ...withoutCodec, style: true };
 
 /** @type {Names<import('../index.js').NewJob>} */
 export const NEW_JOB = { ...MESSAGE, payload: true, key: true, keyTtl: true };
 /** @type {Names<import('../index.js').EnqueueManyOptions>} */
-export const ENQUEUE_MANY = { onDuplicate: true, nowait: true, maxWait: true, dependsOn: true, onParentFailure: true, schema: true };
+export const ENQUEUE_MANY = { onDuplicate: true, nowait: true, maxWait: true, dependsOn: true, onParentFailure: true, schema: true, codec: true };
 
 /** @type {Names<import('../index.js').ScheduleOptions>} */
-export const SCHEDULE = { timeZone: true, priority: true, groupKey: true, maxAttempts: true, headers: true, expiresIn: true, kind: true };
+export const SCHEDULE = { timeZone: true, priority: true, groupKey: true, maxAttempts: true, headers: true, expiresIn: true, kind: true, codec: true };
 /** @type {Names<import('../index.js').RescheduleOptions>} */
 export const RESCHEDULE = { runAt: true, priority: true };
 /** @type {Names<import('../index.js').ExpectedJob>} */
-export const EXPECTED_JOB = { payload: true, key: true, kind: true, times: true };
+export const EXPECTED_JOB = { payload: true, key: true, kind: true, times: true, codec: true };
 
-const { nowait: _, schema: __, ...member } = ENQUEUE;
+const { nowait: _, schema: __, codec: ___, ...member } = ENQUEUE;
 /** @type {Names<import('../index.js').GraphJob>} */
 export const GRAPH_JOB = { ...member, queue: true, payload: true };
+
+/** Options of the functions that only read. @type {Names<import('../index.js').CodecOptions>} */
+export const CODEC = { codec: true };
 
 /** @type {Names<import('../index.js').Matching>} */
 export const MATCHING = { kind: true, groupKey: true, keyPrefix: true, maxJobs: true };
@@ -55,13 +59,13 @@ export const FINISHED_JOBS = { signal: true, logger: true };
 export const STEP = { request: true, callTimeout: true, ask: true };
 
 /** @type {Names<import('../index.js').OutsideOptions>} */
-export const OUTSIDE = { concurrency: true, lease: true, timeout: true, attach: true, unknownKind: true, neverRetry: true, schema: true };
+export const OUTSIDE = { concurrency: true, lease: true, timeout: true, attach: true, unknownKind: true, neverRetry: true, schema: true, captureLogs: true, codec: true };
 /** @type {Names<import('../index.js').InsideOptions>} */
 export const INSIDE = { ...OUTSIDE, batch: true };
 /** @type {Names<import('../index.js').KindOptions>} */
 export const KIND = { timeout: true, backoff: true };
 /** @type {Names<Omit<import('../index.js').QueuesWorkerOptions, 'waitConnection' | 'giveUpAfter'>>} */
-const shared = { name: true, grace: true, signals: true, logger: true, hooks: true };
+const shared = { name: true, grace: true, signals: true, logger: true, hooks: true, captureLogs: true, redact: true };
 /** @type {Names<import('../index.js').QueuesWorkerOptions>} */
 export const QUEUES_WORKER = { ...shared, waitConnection: true, giveUpAfter: true };
 /** @type {Names<import('../index.js').WorkerOptions>} */

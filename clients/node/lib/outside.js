@@ -1,6 +1,7 @@
 // Outside and Worker.runOutside, for handlers with effects outside the database.
 
 import { Link } from './connection.js';
+import { encoded } from './codec.js';
 import { json } from './enqueue.js';
 import { textOf } from './errors.js';
 import { GroupCommit } from './group-commit.js';
@@ -69,7 +70,8 @@ export class OutsideAttempts {
       this.worker.ended(attempt, 'waiting', attempt.waiting.message);
       return [];
     }
-    return this.worker.lendWhile(this.groupCommit.commit([{ attempt, result: this.#json(attempt, result) }], 1));
+    const text = attempt.codec ? await this.#encoded(attempt.codec, attempt, result) : this.#json(attempt, result);
+    return this.worker.lendWhile(this.groupCommit.commit([{ attempt, result: text }], 1));
   }
 
   /** The result as JSON, or null if it cannot be encoded, because the effect has already happened. @param {Attempt} attempt @param {unknown} result */
@@ -77,6 +79,16 @@ export class OutsideAttempts {
     if (result === undefined) return null;
     try {
       return json(result, 'the result');
+    } catch (error) {
+      return this.#without(attempt, error);
+    }
+  }
+
+  /** Like #json, with a codec. @param {import('../index.js').Codec} codec @param {Attempt} attempt @param {unknown} result */
+  async #encoded(codec, attempt, result) {
+    if (result === undefined) return null;
+    try {
+      return await encoded(codec, result, 'the result');
     } catch (error) {
       return this.#without(attempt, error);
     }

@@ -11,20 +11,6 @@ import { reject } from './arguments.js';
 const STYLES = { $1: (number) => `$${number}`, '?': () => '?', ':name': (_, name) => `:${name}`, template: (number) => `$${number}` };
 const PARAMETER = /(\w+) => \$(\d+)::(\w+(?:\[\])?)/g;
 
-/**
- * The SQL in a style. In the given SQL, each parameter is written NAME => $NUMBER::TYPE, and each column that is not to be cast to text NAME.
- * @param {string} sql @param {string} style
- */
-export function sqlIn(sql, style) {
-  return sql.replace(PARAMETER, (_, name, number, type) => {
-    const text = `CAST(${STYLES[style](Number(number), name)} AS text)`;
-    return `${name} => ${type === 'text' ? text : `CAST(${text} AS ${type})`}`;
-  }).replace(/\b(\w+)::text\b/g, 'CAST($1 AS text) AS $1');
-}
-
-/** The names of the parameters. @param {string} sql @returns {string[]} */
-export const namesIn = (sql) => [...sql.matchAll(PARAMETER)].map(([, name]) => name);
-
 /** @param {unknown} style @returns {string} */
 export function checkStyle(style) {
   if (typeof style !== 'string' || !Object.hasOwn(STYLES, style)) reject('style', `one of ${Object.keys(STYLES).join(', ')}`, style);
@@ -35,7 +21,7 @@ export function checkStyle(style) {
  * The value of a parameter as text that PostgreSQL reads as the same value with any settings.
  * @param {unknown} value @param {string} name @returns {string | null}
  */
-export function textValue(value, name) {
+function textValue(value, name) {
   if (value === null || value === undefined) return null;
   // A year after 9999 begins with + and zeros, which PostgreSQL does not read.
   if (types.isDate(value)) return value.toISOString().replace(/^\+0*/, '');
@@ -46,16 +32,32 @@ export function textValue(value, name) {
   return text;
 }
 
-/**
- * The SQL and its values, as the library with this style expects them.
- * @param {string} sql as for sqlIn @param {unknown[]} values @param {string} style @returns {any}
- */
-export function inStyle(sql, values, style) {
-  const names = namesIn(sql);
-  const texts = values.map((value, n) => textValue(value, names[n]));
-  const text = sqlIn(sql, style).replace(/\s+/g, ' ');
-  if (style === ':name') return { text, values: Object.fromEntries(names.map((name, n) => [name, texts[n]])) };
-  if (style !== 'template') return { text, values: texts };
+/** The SQL in a style, on one line. @param {string} sql @param {string} style */
+function sqlIn(sql, style) {
+  return sql.replace(PARAMETER, (_, name, number, type) => {
+    const text = `CAST(${STYLES[style](Number(number), name)} AS text)`;
+    return `${name} => ${type === 'text' ? text : `CAST(${text} AS ${type})`}`;
+  }).replace(/\b(\w+)::text\b/g, 'CAST($1 AS text) AS $1').replace(/\s+/g, ' ');
+}
+
+/** The strings of a template with this SQL, as a tag gets them. @param {string} text @returns {TemplateStringsArray} */
+function templateOf(text) {
   const strings = text.split(/\$\d+/);
-  return [Object.assign(strings, { raw: strings }), ...texts];
+  return Object.freeze(Object.assign(strings, { raw: Object.freeze([...strings]) }));
+}
+
+/**
+ * A function that returns a statement and its values, as the library with a style expects them.
+ * @param {string} sql each parameter is written NAME => $NUMBER::TYPE, and each column that is to be text NAME::text
+ * @returns {(values: unknown[], style: string) => any}
+ */
+export function portable(sql) {
+  const names = [...sql.matchAll(PARAMETER)].map(([, name]) => name);
+  const texts = Object.fromEntries(Object.keys(STYLES).map((style) => [style, sqlIn(sql, style)]));
+  const template = templateOf(texts.template);
+  return (values, style) => {
+    const all = values.map((value, n) => textValue(value, names[n]));
+    if (style === 'template') return [template, ...all];
+    return { text: texts[style], values: style === ':name' ? Object.fromEntries(names.map((name, n) => [name, all[n]])) : all };
+  };
 }

@@ -2,6 +2,7 @@
 
 import { isServerLost } from './connection.js';
 import { Cancelled, Dead, HoldBack, RetryLater, Snooze, Waiting, detailsOf, interval, sqlstate, textOf } from './errors.js';
+import { settling } from './trace.js';
 import { AWAIT_EVENT, BECAME, FAIL, GIVE_BACK, GIVE_BACK_LOST, HOLD_BACK, RELEASE } from './statements.js';
 
 /**
@@ -10,12 +11,21 @@ import { AWAIT_EVENT, BECAME, FAIL, GIVE_BACK, GIVE_BACK_LOST, HOLD_BACK, RELEAS
  * @param {import('./job.js').Attempt} attempt @param {unknown} error what the handler threw
  */
 export async function settle(worker, link, attempt, error) {
+  await settling([attempt], (told) => report(worker, link, attempt, error, told));
+}
+
+/**
+ * @param {import('./consumer.js').Consumer} worker @param {import('./connection.js').Link} link
+ * @param {import('./job.js').Attempt} attempt @param {unknown} error @param {import('./trace.js').Told} told
+ */
+async function report(worker, link, attempt, error, told) {
   const { id, token } = attempt.job;
   if (attempt.waiting && !attempt.why) error = attempt.waiting; // whatever the handler did afterwards
   const own = error instanceof Snooze || error instanceof RetryLater || error instanceof HoldBack || error instanceof Dead;
   // An exception caused by the signal is not the job's failure, except at its timeout.
   if (attempt.why && !own) error = attempt.reason;
-  const text = textOf(error);
+  const text = worker.redact(textOf(error));
+  const details = () => detailsOf(error, worker.redact, attempt.lines?.details(worker.redact, worker.control.session?.utf8));
   let failed = false;
   try {
     /** @type {{ rows: any[], again: boolean }} */
@@ -33,26 +43,28 @@ export async function settle(worker, link, attempt, error) {
         const delay = error instanceof Snooze && delayOf(error) !== 0 ? interval(delayOf(error)) : null;
         answer = await link.answer(RELEASE, [id, token, delay]);
       } else if (attempt.strict && !own && isServerLost(error, worker.server, attempt.ends - attempt.timeout)) {
-        answer = await link.answer(GIVE_BACK_LOST, [id, token, text, detailsOf(error)]);
+        answer = await link.answer(GIVE_BACK_LOST, [id, token, text, details()]);
         failed = answer.rows[0].outcome !== 'released';
       } else {
         failed = true;
         const delay = error instanceof RetryLater ? interval(delayOf(error)) : worker.way.kind(attempt.job.kind)?.delayAfter(attempt.job.attempt) ?? null;
-        answer = await link.answer(FAIL, [id, token, text, delay, error instanceof Dead || (!own && worker.way.isFinal(error)), detailsOf(error)]);
+        answer = await link.answer(FAIL, [id, token, text, delay, error instanceof Dead || (!own && worker.way.isFinal(error)), details()]);
       }
     } catch (refused) {
       // The delay is invalid, or the server's encoding lacks a character.
       if (!(refused instanceof TypeError) && !sqlstate(refused).startsWith('22')) throw refused;
       failed = true;
-      const both = `${text} (and: ${textOf(refused)})`.replace(/[^\n -~]/g, '?');
+      const both = `${text} (and: ${worker.redact(textOf(refused))})`.replace(/[^\n -~]/g, '?');
       answer = await link.answer(FAIL, [id, token, both, null, error instanceof Dead || (!own && worker.way.isFinal(error)), null]);
     }
     const [{ outcome }] = answer.rows;
+    told.outcome(outcome);
     // Cancelled: an open transaction is cancelling the job. If it is rolled back, the attempt ends as released.
     if (outcome === 'stale' || outcome === 'not_found' || outcome === 'cancelled') return await endStale(worker, link, attempt, outcome === 'cancelled' ? 'stale' : outcome, failed ? error : undefined, text);
     if (failed) worker.failed(attempt, error, outcome, outcome !== 'dead');
     worker.ended(attempt, outcome, text);
   } catch (lost) {
+    told.failed(lost);
     if (failed) worker.failed(attempt, error, 'lost', true);
     worker.ended(attempt, 'lost', textOf(lost));
   }

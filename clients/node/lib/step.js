@@ -1,6 +1,7 @@
 // A step: a call to another system that the next attempt must know about.
 
 import { checkName, checkSeconds } from './arguments.js';
+import { decoded, encoded, encodedWithEachKey } from './codec.js';
 import { json } from './enqueue.js';
 import { Dead, Refused, Snooze, StaleToken, interval, sqlstate, textOf, typed } from './errors.js';
 import { checkCallable, finishedResult } from './handlers.js';
@@ -20,9 +21,10 @@ const uninterpreted = {
  * Calls another system, unless the call is known to have been performed.
  * @param {import('./job.js').Job} job @param {import('./job.js').Ask} run runs a statement that is committed by itself @param {string} name
  * @param {(call: import('../index.js').StepCall) => unknown} call
- * @param {import('../index.js').StepOptions} options @param {(text: string) => void} warn @returns {Promise<any>}
+ * @param {import('../index.js').StepOptions} options @param {(text: string) => void} warn
+ * @param {(text: string) => string} redact @param {import('../index.js').Codec} [codec] @returns {Promise<any>}
  */
-export async function step(job, run, name, call, options, warn) {
+export async function step(job, run, name, call, options, warn, redact, codec) {
   checkOptions(options, STEP, 'job.step');
   const { request = null, callTimeout = 30, ask } = options;
   checkName(name, 'name');
@@ -34,21 +36,35 @@ export async function step(job, run, name, call, options, warn) {
   let calling = false;
   try {
     // If this is repeated after a lost answer, the outcome is busy, because the server cannot know that no call was made.
-    const [begun] = await run(BEGIN_STEP, [...own, json(request, 'the request'), interval(callTimeout)], uninterpreted);
-    if (begun.outcome === 'done') return begun.response;
+    const begun = await begin();
+    if (begun.outcome === 'done') return await decoded(codec, begun.response);
     // The call of a lost attempt may still arrive.
     if (begun.outcome === 'busy') throw new Snooze(begun.retry_after);
     if (begun.outcome === 'unknown' && ask) {
-      const found = finishedResult(await ask({ key: begun.effect_key, request: begun.former_request, begunAt: begun.begun_at, signal: job.signal }));
+      const found = finishedResult(await ask({ key: begun.effect_key, request: await decoded(codec, begun.former_request), begunAt: begun.begun_at, signal: job.signal }));
       if (found !== undefined) return await finish(found);
     }
     const until = asked + 1000 * callTimeout;
+    // Another attempt may already have asked whether the call was made.
+    if (Date.now() >= until) throw new Error(`step ${name}: the time for the call was over before the call, so it was not made`);
     calling = true;
     return await finish(await limited(until, (signal) => call({ key: begun.effect_key, request, signal, until: new Date(until) })));
   } catch (error) {
     // If ask throws Dead, that says nothing about the earlier call.
-    if (error instanceof Refused || (calling && error instanceof Dead)) await run(REFUSE_STEP, [...own, textOf(error)]);
+    if (error instanceof Refused || (calling && error instanceof Dead)) await run(REFUSE_STEP, [...own, redact(textOf(error))]);
     throw typed(error);
+  }
+
+  /** An earlier attempt may have encoded the same request with another key. @returns {Promise<any>} */
+  async function begin() {
+    const requests = codec ? await encodedWithEachKey(codec, request, 'the request') : [json(request, 'the request')];
+    for (;;) {
+      try {
+        return (await run(BEGIN_STEP, [...own, requests.shift(), interval(callTimeout)], uninterpreted))[0];
+      } catch (error) {
+        if (sqlstate(error) !== 'IQ003' || requests.length === 0) throw error;
+      }
+    }
   }
 
   /** Stores the response; the first one counts. A response that cannot be stored is left out, because the call has been performed. @param {unknown} response @returns {Promise<any>} */
@@ -58,7 +74,7 @@ export async function step(job, run, name, call, options, warn) {
     /** @type {string | null} */
     let text = null;
     try {
-      text = json(response ?? null, 'the response');
+      text = codec ? await encoded(codec, response ?? null, 'the response') : json(response ?? null, 'the response');
     } catch (error) {
       refusal = error;
     }
@@ -78,7 +94,7 @@ export async function step(job, run, name, call, options, warn) {
   async function store(text) {
     const [{ response, standing }] = await run(FINISH_STEP, [...own, text]);
     // While no other attempt has begun, only the lock of the job tells whether it can still be completed.
-    if (standing !== 'stale' && standing !== 'not_found') return response;
+    if (standing !== 'stale' && standing !== 'not_found') return decoded(codec, response);
     throw new StaleToken(`the answer of step ${name} arrived after the lease was lost; it is stored, and the next attempt returns it`, { code: 'IQ001' });
   }
 

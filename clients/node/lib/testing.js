@@ -2,6 +2,7 @@
 
 import { AssertionError } from 'node:assert';
 import { checkName, optionalInteger, optionalInterval, optionalKey, optionalName } from './arguments.js';
+import { checkCodec, decoded } from './codec.js';
 import { json, rows } from './enqueue.js';
 import { EXPECTED_JOB, checkOptions } from './options.js';
 
@@ -12,10 +13,14 @@ const MAKE_DUE = `SELECT count(*) FILTER (WHERE outcome = 'retrying')::int AS jo
       AND coalesce(j.ready_at, j.run_at) > idemq.clock_timestamp()
       AND NOT EXISTS (SELECT FROM idemq.steps AS s WHERE s.job_id = j.id AND s.token = j.token AND s.state = 'waiting')
     ORDER BY j.id) AS made`;
-const ENQUEUED = `SELECT count(*) OVER ()::int AS jobs, sum(m.matches::int) OVER ()::int AS found, j.id::text, j.status::text, j.key, j.kind, j.payload::text
-  FROM idemq.jobs AS j, LATERAL (SELECT j.payload @> coalesce($2::jsonb, j.payload) AND ($3::text IS NULL OR j.key IS NOT DISTINCT FROM $3::text)
+const enqueued = (/** @type {string} */ jobs) => `SELECT count(*) OVER ()::int AS jobs, sum(m.matches::int) OVER ()::int AS found, j.id::text, j.status::text, j.key, j.kind, j.payload::text
+  FROM ${jobs} AS j, LATERAL (SELECT j.payload @> coalesce($2::jsonb, j.payload) AND ($3::text IS NULL OR j.key IS NOT DISTINCT FROM $3::text)
     AND ($4::text IS NULL OR j.kind IS NOT DISTINCT FROM $4::text) AS matches) AS m
   WHERE j.queue_id = idemq.queue_id($1::text) ORDER BY j.id DESC LIMIT $5::int`;
+const ENQUEUED = enqueued('idemq.jobs');
+const PAYLOADS = 'SELECT id::text, payload FROM idemq.jobs WHERE queue_id = idemq.queue_id($1::text)';
+const ENQUEUED_DECODED = enqueued(`(SELECT j.id, j.queue_id, j.status, j.key, j.kind, d.payload FROM idemq.jobs AS j
+    JOIN ROWS FROM (pg_catalog.unnest($6::bigint[]), pg_catalog.unnest($7::jsonb[])) AS d (id, payload) USING (id))`);
 const ADVANCE_CLOCK = 'CALL idemq.advance_clock($1::interval)';
 const mostListed = 20;
 
@@ -31,7 +36,9 @@ export async function assertEnqueued(client, queue, expected = {}) {
   const times = optionalInteger(expected.times, 'times') ?? 1;
   const payload = expected.payload === undefined ? null : json(expected.payload, 'payload');
   const [key, kind] = [optionalKey(expected.key, 'key'), optionalName(expected.kind, 'kind')];
-  const listed = await rows(client, ENQUEUED, [checkName(queue, 'queue'), payload, key, kind, mostListed]);
+  const values = [checkName(queue, 'queue'), payload, key, kind, mostListed];
+  const codec = checkCodec(expected.codec);
+  const listed = codec ? await listDecoded(codec, client, values) : await rows(client, ENQUEUED, values);
   const { jobs = 0, found = 0 } = listed[0] ?? {};
   if (found === times) return;
   const wanted = [payload === null ? [] : `payload ${payload}`, key === null ? [] : `key ${key}`, kind === null ? [] : `kind ${kind}`].flat();
@@ -42,6 +49,16 @@ export async function assertEnqueued(client, queue, expected = {}) {
       (lines.length > 0 ? `Jobs in ${queue}:\n${lines.join('\n')}` : `There is no job in ${queue}.`),
     expected: times, actual: found, stackStartFn: assertEnqueued,
   });
+}
+
+/**
+ * The server compares the decoded payloads, which are sent to it for that.
+ * @param {import('../index.js').Codec} codec @param {import('../index.js').Queryable} client @param {unknown[]} values
+ */
+async function listDecoded(codec, client, values) {
+  const found = await rows(client, PAYLOADS, [values[0]]);
+  const payloads = await Promise.all(found.map(async ({ payload }) => json(await decoded(codec, payload), 'payload')));
+  return rows(client, ENQUEUED_DECODED, [...values, found.map(({ id }) => id), payloads]);
 }
 
 /** @type {typeof import('../index.js').advanceClock} */

@@ -9,12 +9,15 @@
 // committed.  If a transaction of several jobs fails, it rolls back, and each of its jobs runs alone.  A call of job.step in one does the same.
 
 import { Link, broken, sleep } from './connection.js';
+import { encoded } from './codec.js';
 import { json } from './enqueue.js';
 import { sqlstate, typed } from './errors.js';
 import { GroupCommit } from './group-commit.js';
 import { BatchEnded, HandlerTransaction, handlerClient } from './handler-client.js';
+import { recordsOf } from './logs.js';
 import { endStale, settle } from './settle.js';
 import { endBackend } from './silence.js';
+import { processing, settling } from './trace.js';
 import { ASSERT_CURRENT, BEGIN, COMMIT_MANY, COMMIT_MANY_AND_CLAIM, COMMIT_ONE, COMMIT_ONE_AND_CLAIM, COMMIT_TRANSACTION, HOLD_CLAIMED, NO_IDLE_TIMEOUT, jobFromRow } from './statements.js';
 
 const maxReruns = 3;
@@ -225,7 +228,11 @@ export class Transactions {
       const began = performance.now();
       /** @type {Done[]} */
       const done = [];
-      for (const attempt of jobs) done.push({ attempt, result: await this.#call(handlerTransaction, attempt, left) });
+      const handle = async () => {
+        for (const attempt of jobs) done.push({ attempt, result: await this.#call(handlerTransaction, attempt, left) });
+      };
+      for (const attempt of jobs) attempt.sharesSpan = jobs.length > 1;
+      await (jobs.length > 1 ? processing(jobs, handle) : handle());
       await left.cancelling;
       slot.quick = handlerTransaction.apartCalls === 0 && handlerTransaction.usedAt !== undefined && handlerTransaction.usedAt - began < quickFirstUse;
       if (!handlerTransaction.touched) {
@@ -295,7 +302,8 @@ export class Transactions {
         throw new Error('the handler has ended the transaction in which its job is committed; remove that statement, or use runOutside');
       }
       if (attempt.waiting) throw attempt.waiting;
-      return result === undefined ? null : json(result, 'the result');
+      if (result === undefined) return null;
+      return attempt.codec ? await encoded(attempt.codec, result, 'the result') : json(result, 'the result');
     } finally {
       ended = true;
       attempt.unlocked = false;
@@ -313,8 +321,14 @@ export class Transactions {
     const hold = more && slot.quick && session.direct && session.hasHoldClaimed && this.worker.batch === 1;
     const commit = { ...(more ? COMMIT_ONE_AND_CLAIM : COMMIT_ONE), values: [attempt.job.id, attempt.job.token, result, ...given] };
     attempt.commitSent = true;
-    const { rows, tags, error } = await session.send([commit, COMMIT_TRANSACTION, ...(hold ? [BEGIN, HOLD_CLAIMED] : [])]);
-    if (tags[1] !== 'COMMIT') {
+    const before = [commit, ...recordsOf([attempt], this.worker, session.utf8)];
+    const { rows, tags, error } = await settling([attempt], async ({ failed, outcome }) => {
+      const answer = await session.send([...before, COMMIT_TRANSACTION, ...(hold ? [BEGIN, HOLD_CLAIMED] : [])]);
+      if (answer.tags[before.length] === 'COMMIT') outcome('committed');
+      else failed(answer.error ?? new Error('the transaction was rolled back'));
+      return answer;
+    });
+    if (tags[before.length] !== 'COMMIT') {
       // While the job was locked, only its handler can have ended it.
       if (sqlstate(error) === 'IQ006') throw new Error('the handler has ended its own job; let the worker end it, or use runOutside', { cause: error });
       throw settled(error) ?? error ?? new Error('the transaction was rolled back');
@@ -322,7 +336,7 @@ export class Transactions {
     // The job is committed, whatever the other answers are.
     const next = more ? this.worker.begun(rows[0].map((fields) => jobFromRow(session, fields, 0)), asked, session) : [];
     if (!hold) return next;
-    const answer = error ? 'busy' : rows[3][0][0];
+    const answer = error ? 'busy' : rows[before.length + 2][0][0];
     if (broken(error, session)) session.destroy();
     else if (answer === 'held' && next.length === 1) slot.locked = session;
     else session.query('ROLLBACK').catch(() => session.destroy());
@@ -332,8 +346,20 @@ export class Transactions {
 
   /** @param {Session} session @param {Done[]} done @param {boolean} more @param {unknown[]} given @param {number} asked @returns {Promise<Attempt[]>} */
   async #commitMany(session, done, more, given, asked) {
+    return settling(done.map(({ attempt }) => attempt), async ({ outcome }) => {
+      const next = await this.#commitTogether(session, done, more, given, asked);
+      outcome('committed');
+      return next;
+    });
+  }
+
+  /** @param {Session} session @param {Done[]} done @param {boolean} more @param {unknown[]} given @param {number} asked @returns {Promise<Attempt[]>} */
+  async #commitTogether(session, done, more, given, asked) {
     const pairs = [done.map(({ attempt }) => attempt.job.id), done.map(({ attempt }) => attempt.job.token), done.map(({ result }) => result)];
-    const { rows, error } = await session.send([{ ...(more ? COMMIT_MANY_AND_CLAIM : COMMIT_MANY), values: [...pairs, ...given] }]);
+    const { rows, error } = await session.send([
+      { ...(more ? COMMIT_MANY_AND_CLAIM : COMMIT_MANY), values: [...pairs, ...given] },
+      ...recordsOf(done.map(({ attempt }) => attempt), this.worker, session.utf8),
+    ]);
     if (error) throw error;
     const refused = rows[0].find(([outcome]) => outcome !== 'claimed' && outcome !== 'committed');
     if (refused) throw new Settled({ already_committed: 'IQ006', not_found: 'IQ002' }[/** @type {string} */ (refused[0])] ?? 'IQ001');

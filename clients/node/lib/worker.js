@@ -15,6 +15,7 @@ import { Consumer } from './consumer.js';
 import { sqlstate, textOf, typed } from './errors.js';
 import { Inside, Outside, checkQueues } from './handlers.js';
 import { Hooks } from './hooks.js';
+import { optionalMode, redactor } from './logs.js';
 import { INSIDE, QUEUES_WORKER, WORKER, checkOptions } from './options.js';
 import { OutsideLinks } from './outside.js';
 import { onSignals, stopWhenHung } from './signals.js';
@@ -56,6 +57,7 @@ export class Worker {
   #options;
   #logger;
   #hooks;
+  #redact;
   #over = new AbortController();
   #stop = new AbortController();
   /** @type {Consumer[]} */
@@ -100,7 +102,7 @@ export class Worker {
     } else {
       this.#ways = checkQueues(queues);
       this.#names = [...this.#ways.keys()];
-      const own = Object.keys(options ?? {}).find((name) => Object.hasOwn(INSIDE, name));
+      const own = Object.keys(options ?? {}).find((name) => Object.hasOwn(INSIDE, name) && !Object.hasOwn(QUEUES_WORKER, name));
       if (own !== undefined) throw new TypeError(`with several queues, pass ${own} to Inside or Outside`);
       checkOptions(options, QUEUES_WORKER, 'Worker');
     }
@@ -119,6 +121,8 @@ export class Worker {
     this.#shard = shard;
     this.#logger = logger;
     this.#hooks = new Hooks(options.hooks, logger);
+    this.#redact = redactor(options.redact, logger);
+    optionalMode(options.captureLogs, 'captureLogs');
     this.#options = { ...options, name: options.name ?? `node ${process.pid}`, grace, signals, once };
     // Each of the jobs that run at once adds a listener.
     setMaxListeners(0, this.#over.signal, this.#stop.signal);
@@ -190,7 +194,7 @@ export class Worker {
     const links = new OutsideLinks(this.server, outside.reduce((sum, { concurrency }) => sum + concurrency, 0));
     /** @type {import('./consumer.js').Shared} */
     const shared = {
-      name, logger: this.#logger, hooks: this.#hooks, server: this.server, control: this.control, stopping: this.#stop.signal, once,
+      name, logger: this.#logger, jobLogger: this.#options.logger ?? console, captureLogs: this.#options.captureLogs ?? 'off', redact: this.#redact, hooks: this.#hooks, server: this.server, control: this.control, stopping: this.#stop.signal, once,
       pooled: this.#waitAddress !== this.#address, slots, links, shardSlots: this.#shard?.slots, running: this.#running, counts: this.#counts,
       freed: (consumer) => this.#freed(consumer),
       abandoned: (attempt) => (this.#abandoned = [...this.#abandoned.filter((each) => !each.ended), attempt]),

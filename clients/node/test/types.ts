@@ -4,7 +4,7 @@
 import type pg from 'pg';
 import * as declared from 'idemq';
 import * as real from '../lib/index.js';
-import { ClusterWorker, Inside, Kind, Outside, Worker, drain, enqueue, enqueueMany, enqueueStatement, type Handler, type Job, type JobOf, type OutsideHandler } from 'idemq';
+import { ClusterWorker, Inside, Kind, Outside, Worker, drain, enqueue, enqueueMany, enqueueStatement, type Codec, type Handler, type Job, type JobOf, type OutsideHandler } from 'idemq';
 
 // Classes that an application makes no object of: what they are, not how they are made.
 type Made<T> = { [K in keyof T]: T[K] extends new (...args: any[]) => declared.IdemqError | declared.Cancelled ? new (...args: any[]) => InstanceType<T[K]> : T[K] };
@@ -168,4 +168,13 @@ export async function clients(pool: pg.Pool, manager: { query<T = any>(text: str
   await enqueue({ query: (text: string, values: any[]) => sql.unsafe(text, values) }, 'mail', { to: 'anna@example.com' });
   // @ts-expect-error rows are missing
   await enqueue({ query: async () => 1 }, 'mail', { to: 'anna@example.com' });
+}
+
+export async function codecs(client: pg.Client, codec: Codec): Promise<void> {
+  await enqueue(client, 'mail', { to: 'anna@example.com' }, { key: 'order-42', codec });
+  await drain({}, { mail: new Inside(send, { codec }) });
+  const plain: Codec = { name: 'plain', keys: ['1'], encode: (data) => data, decode: async (data) => data };
+  await new Worker({}, 'mail', { codec: plain }).run(send);
+  // @ts-expect-error a codec has keys
+  new Inside(send, { codec: { name: 'plain', encode: plain.encode, decode: plain.decode } });
 }

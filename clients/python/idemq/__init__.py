@@ -29,6 +29,7 @@ from ._arguments import (
     text_argument,
 )
 from ._cluster import ClusterRun
+from ._codec import Codec
 from ._declare import Ensured, ensure_handler, ensure_queue, ensure_topic
 from ._executors import AsyncExecutor, AsyncTransactionExecutor, Executor, ThreadExecutor, ThreadTransactionExecutor
 from ._finished import FinishedJob, Overflow, finished_jobs, finished_jobs_async
@@ -72,6 +73,7 @@ from ._jobs import (
     why,
 )
 from ._links import AsyncLink, ThreadLink
+from ._logs import JobLogFilter, current_job, mode_argument, redact_argument
 from ._options import Options, QueueOptions, WorkerOptions, options_of
 from ._portable import enqueue_statement
 from ._producer import Enqueued, NewJob, enqueue, enqueue_many
@@ -105,6 +107,7 @@ __all__ = [
     "AsyncWorker",
     "CancelledJobs",
     "ClusterWorker",
+    "Codec",
     "Dead",
     "Delay",
     "DuplicateKey",
@@ -122,6 +125,7 @@ __all__ = [
     "Inside",
     "Job",
     "JobInfo",
+    "JobLogFilter",
     "Key",
     "KeyReused",
     "Kind",
@@ -150,6 +154,7 @@ __all__ = [
     "cancel",
     "cancel_many",
     "cancel_matching",
+    "current_job",
     "drain",
     "drain_async",
     "enqueue",
@@ -203,8 +208,11 @@ class _Worker:
         signals: bool = True,
         unknown_kind: Delay = 60,
         never_retry: Sequence[type[BaseException]] = (),
+        codec: Optional[Codec] = None,
         give_up_after: Optional[float] = None,
         hooks: Union[Hooks, Mapping[str, Callable[..., Any]], None] = None,
+        capture_logs: str = "off",
+        redact: Optional[Callable[[str], str]] = None,
     ) -> None:
         """Create a worker.  It connects to nothing until it runs.
 
@@ -217,6 +225,9 @@ class _Worker:
         signals: whether SIGTERM and SIGINT drain the worker.
         give_up_after: seconds without a connection after which run() raises the error of the last attempt to connect; None means never.
         hooks: functions to call around each attempt, after a failure, at the start and at the end.
+        capture_logs: whether to store the last 16 kB of a handler's log lines in idemq.attempts: "off", "failed" (of attempts that fail) or
+            "all" (also of those that complete their jobs).  Inside and Outside can have a value of their own.
+        redact: function that gets each text of a handler (log, error, traceback) before it is stored, and returns what may be stored.
 
         These options belong to a queue, so with a dict they are arguments of Inside and Outside:
 
@@ -227,11 +238,12 @@ class _Worker:
         attach: whether leases also end when the session ends; None means True in run(), if the session is the worker's own.
         unknown_kind: delay for a job whose kind has no handler in this worker.
         never_retry: exception classes.  An attempt that fails with one of them makes the job dead at once.
+        codec: decodes payloads and encodes what is stored about the jobs, to encrypt them for example.
 
         Raises TypeError for an argument of the wrong type, and ValueError for a number out of range.
         """
         text_argument("router" if isinstance(self, _OverShards) else "dsn", dsn)
-        self._own = queue_options(concurrency, batch, lease, timeout, attach, unknown_kind, never_retry)
+        self._own = queue_options(concurrency, batch, lease, timeout, attach, unknown_kind, never_retry, codec=codec)
         self._handlers: Optional[dict[str, Union[Inside, Outside]]] = None
         if isinstance(queue, Mapping):
             self._handlers = self._several(checked_queues(queue))
@@ -245,7 +257,7 @@ class _Worker:
             positive_seconds("give_up_after", give_up_after)
         self._options = WorkerOptions(
             dsn, optional_text("name", name), optional_text("wait_dsn", wait_dsn), grace, signals, give_up_after,
-            checked_hooks(hooks, self._coroutines, type(self).__name__, self._other),
+            checked_hooks(hooks, self._coroutines, type(self).__name__, self._other), mode_argument("capture_logs", capture_logs), redact_argument(redact),
         )  # fmt: skip
         self._process = os.getpid()
         self._running: Union[Run, ClusterRun, None] = None
@@ -418,7 +430,10 @@ class _OverShards(_Worker):
         signals: bool = True,
         unknown_kind: Delay = 60,
         never_retry: Sequence[type[BaseException]] = (),
+        codec: Optional[Codec] = None,
         hooks: Union[Hooks, Mapping[str, Callable[..., Any]], None] = None,
+        capture_logs: str = "off",
+        redact: Optional[Callable[[str], str]] = None,
     ) -> None:
         """Create a worker for one queue on all shards of a cluster.
 
@@ -434,7 +449,8 @@ class _OverShards(_Worker):
             raise TypeError(f"{type(self).__name__} serves one queue")
         super().__init__(
             router, queue, name=name, concurrency=concurrency, batch=batch, lease=lease, timeout=timeout,
-            grace=grace, attach=attach, signals=signals, unknown_kind=unknown_kind, never_retry=never_retry, hooks=hooks,
+            grace=grace, attach=attach, signals=signals, unknown_kind=unknown_kind, never_retry=never_retry, hooks=hooks, codec=codec,
+            capture_logs=capture_logs, redact=redact,
         )  # fmt: skip
         if home is not None and not home and not roam:
             raise ValueError("a worker without home shards must have roam enabled, or it would never get a job; pass home, roam or both")

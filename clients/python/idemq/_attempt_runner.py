@@ -14,17 +14,19 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 import logging
 import time
 import traceback
 from collections import deque
+from contextlib import nullcontext
 from datetime import timedelta
-from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, ContextManager, Mapping, NamedTuple, Optional, Sequence
 
 import psycopg
 from psycopg.types.json import Jsonb
 
-from . import _links, _pipeline, _trace
+from . import _links, _logs, _pipeline, _trace
 from ._execution import Execution, ExecutionResult
 from ._executors import AttemptOver, Executor, Unsettled
 from ._failures import Breaker, is_from_server
@@ -38,8 +40,9 @@ from ._job import BaseJob
 from ._links import AnswerLost, AsyncLink, Link, ThreadLink
 from ._options import Options
 from ._shared import DRAIN_SETTLE_TIMEOUT, LOCK_PAUSE, Shared
+from ._codec import encoded_json
 from ._typed_jobs import JobTypes, decode_payload
-from ._values import EncodedLater, json_text, jsonb_parameter, storable_text
+from ._values import EncodedLater, json_loads, json_text, jsonb_parameter, storable_text
 from .errors import (
     MAX_TEXT,
     AlreadyCommitted,
@@ -95,6 +98,8 @@ _HOLD_BACK = f"""WITH held AS MATERIALIZED (SELECT idemq.hold_back(%s, %s, least
 """Holds back, then ends the attempt, in one transaction."""
 _RELEASE_MANY = "SELECT outcome::text FROM idemq.release_many(%s, %s)"
 _TRY_COMMIT = "SELECT idemq.try_commit(%s, %s, %s::jsonb)::text"
+_NOT_TRACED: ContextManager[Callable[[str], None]] = nullcontext(lambda outcome: None)
+_RECORD_DETAILS = "SELECT idemq.record_details(%s, %s, %s::jsonb[])"
 _ASSERT_CURRENT = "SELECT idemq.assert_current(%s, %s)::text"
 _AWAIT_OUTCOME = "SELECT outcome FROM idemq.await_event(%s, %s, %s, %s::interval)"  # without the payload, which Python may be unable to decode
 ENDED_BY_TOKEN = "(a.outcome IN ('failed', 'committed') OR (a.outcome = 'released' AND a.error IS NULL))"
@@ -171,7 +176,8 @@ class AttemptRunner:
         self._blocked_in_a_row = 0
         """How many times in a row this happened.  Nothing is claimed before claims_paused_until."""
         self.claims_paused_until = 0.0
-        self._loads = _pipeline.loads()
+        self._loads = json_loads()
+        self._codec = options.codec
         self._lease = _text_of_interval(options.lease)
         self.transacts = executors[0].link is not None
         """Whether its handlers have transactions."""
@@ -220,6 +226,8 @@ class AttemptRunner:
             if job._heartbeat_at < self.shared.next_heartbeat:
                 self.call_loop(self.shared.heartbeat_now.set)
             jobs.append(job)
+            if self.options.captures != "off":
+                job.lines = _logs.Lines()
         if jobs:
             self.shared.has_claimed()
         return jobs
@@ -287,11 +295,13 @@ class AttemptRunner:
 
     def call(self, job: BaseJob, *conn: Any) -> Any:
         """Calls a handler that is a function."""
-        _check_readable(job)
+        self._check_readable(job)
         encode = decode_payload(self.types, job)
+        context = _logs.enter(job)
         try:
             result = self._call(job, *conn)
         finally:
+            _logs.leave(context)
             job.handled = True
             end_unless_in(self.shared.process)
         job.check_steps()
@@ -300,18 +310,20 @@ class AttemptRunner:
     def _call(self, job: BaseJob, *conn: Any) -> Any:
         if not _trace.installed() and self.options.hooks.around is None:
             return self._handler(job, *conn)
-        with _trace.around(job.queue, job.headers):
+        with self._processing(job):
             if self.options.hooks.around is None:
                 return self._handler(job, *conn)
             return self.options.hooks.around(job, lambda: self._handler(job, *conn))
 
     async def call_async(self, job: BaseJob, *conn: Any) -> Any:
         """Calls a handler that is a coroutine function."""
-        _check_readable(job)
+        self._check_readable(job)
         encode = decode_payload(self.types, job)
+        context = _logs.enter(job)
         try:
             result = await self._call_async(job, *conn)
         finally:
+            _logs.leave(context)
             job.handled = True
             end_unless_in(self.shared.process)
         job.check_steps()
@@ -320,7 +332,7 @@ class AttemptRunner:
     async def _call_async(self, job: BaseJob, *conn: Any) -> Any:
         if not _trace.installed() and self.options.hooks.around is None:
             return await self._handler(job, *conn)
-        with _trace.around(job.queue, job.headers):
+        with self._processing(job):
             if self.options.hooks.around is None:
                 return await self._handler(job, *conn)
 
@@ -329,10 +341,33 @@ class AttemptRunner:
 
             return await self.options.hooks.around(job, call)
 
+    def _processing(self, job: BaseJob) -> ContextManager[None]:
+        shared = job._execution is not None and len(job._execution.jobs) > 1  # then they have one span (processing_batch)
+        return nullcontext() if shared else _trace.processing([job], self.options.worker_name, self._redacted)
+
+    def processing_batch(self, jobs: Sequence[BaseJob]) -> ContextManager[None]:
+        """Context manager for the handlers of jobs that share a transaction."""
+        return _trace.processing(jobs, self.options.worker_name, self._redacted) if len(jobs) > 1 and _trace.installed() else nullcontext()
+
+    def settling(self, jobs: Sequence[BaseJob]) -> ContextManager[Callable[[str], None]]:
+        """Context manager for a request that ends attempts."""
+        return _trace.settling(jobs, self._redacted) if _trace.installed() else _NOT_TRACED
+
+    def _check_readable(self, job: BaseJob) -> None:
+        """Raises if the job cannot be decoded.  This fails only its own attempt."""
+        if job.unreadable is not None:
+            raise ValueError(f"payload, checkpoint or headers could not be decoded: {text_of(job.unreadable)}")
+        if self._codec is not None:
+            job.decode(self._codec)
+
+    def result_text(self, value: Any) -> Optional[str]:
+        """A result as it is stored."""
+        return json_text(value) if self._codec is None else encoded_json(self._codec, "the result", value)
+
     def result_json(self, value: Any, job: BaseJob) -> Optional[str]:
         """The result of a handler whose effect has happened.  A result that cannot be encoded is left out."""
         try:
-            return json_text(value)
+            return self.result_text(value)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # encoders and results may be of any class
@@ -522,6 +557,7 @@ class AttemptRunner:
         """Fails the job or, after a Snooze, a HoldBack or the loss of the server, releases it.  The text of the error is read inside the
         try block, because the error may be of any class.  If the server refuses the hold, the job is released without one.  The first
         100 such attempts in a row do not count, either."""
+        text = self._redacted(text)
         own_server = error is not None and not self.transacts and is_from_server(error, self.shared.control.conn)
 
         def statement(level: int) -> tuple[str, tuple[Any, ...]]:
@@ -542,7 +578,7 @@ class AttemptRunner:
             if own_server and level < 2:
                 end = job.id, MOST_LOSSES, MOST_LOSSES, job.id, job.token, RETRY_LOST_AFTER, job.id, job.token, told, delay
                 return _GIVE_BACK, end
-            more = (details if error is None else _details(error)) if level == 0 else None
+            more = {**(details or {}), **({} if error is None else self._details(error)), **self._log_of(job, _stores_all(self.shared.control))} or None if level == 0 else None
             return _FAIL, (job.id, job.token, told, delay, permanent, jsonb_parameter("details", more))
 
         kind_of_error = type(error)
@@ -557,6 +593,32 @@ class AttemptRunner:
             self._report_failure(job, outcome, text, error, now)
         if outcome in ("retrying", "dead") and not self._once:
             self._note_failure(job, error if error is not None else TimeoutError(text), text)
+
+    def _redacted(self, text: str) -> str:
+        return _logs.redacted(self.options.redact, text)
+
+    def _details(self, error: BaseException) -> dict[str, Any]:
+        """The machine-readable details of an error."""
+        lines = self._redacted("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+        details = {"type": type(error).__name__, "trace": storable_text(lines[-MAX_TEXT:])}
+        state = sqlstate(error)
+        return {**details, "sqlstate": storable_text(state)} if state else details
+
+    def _log_of(self, job: BaseJob, utf8: bool) -> dict[str, Any]:
+        """The log of an attempt, for its details."""
+        return {} if job.lines is None else job.lines.details(self.options.redact, utf8)
+
+    def records(self, jobs: Sequence[BaseJob], link: Link[Any]) -> list[_pipeline.Step]:
+        """The statement that stores the logs of jobs that the statement before it completes, if there are any.  It must not fail, because the
+        jobs would not be completed."""
+        if self.options.captures != "all":
+            return []
+        utf8 = _stores_all(link)
+        logs = [(job, log) for job in jobs if (log := self._log_of(job, utf8))]
+        if not logs:
+            return []
+        ids, tokens = _pipeline.numbers(job.id for job, _ in logs), _pipeline.numbers(job.token for job, _ in logs)
+        return [(_pipeline.RECORD_DETAILS, (ids, tokens, _pipeline.texts(json.dumps(log, ensure_ascii=not utf8) for _, log in logs)))]
 
     def _note_failure(self, job: BaseJob, error: BaseException, text: str) -> None:
         with self.lock:
@@ -656,7 +718,9 @@ class AttemptRunner:
         try:
             while True:
                 try:
-                    await self.shared.within(self.shared.control.ask(_RELEASE_MANY, values), max(give_up - time.monotonic(), 0.01))
+                    with self.settling(jobs) as settled:
+                        await self.shared.within(self.shared.control.ask(_RELEASE_MANY, values), max(give_up - time.monotonic(), 0.01))
+                        settled("released")
                     break
                 except AnswerLost:
                     continue  # executed or not, a repetition does no harm
@@ -684,6 +748,18 @@ class AttemptRunner:
         """Repeats a statement until the server has answered.  If the server refuses a value, the statement is sent with fewer values.
 
         refused, ended: lists for the errors that refused a value, and those that show that the attempt has ended."""
+        with self.settling([job]) as settled:
+            outcome = await self._settle_until_answered(job, statement, refused, ended)
+            settled(outcome)
+            return outcome
+
+    async def _settle_until_answered(
+        self,
+        job: BaseJob,
+        statement: Callable[[int], tuple[str, Sequence[Any]]],
+        refused: Optional[list[Any]],
+        ended: Optional[list[BaseException]],
+    ) -> str:
         give_up = time.monotonic() + (DRAIN_SETTLE_TIMEOUT if self.shared.ending.is_set() else SETTLE_TIMEOUT)
         pause = 1.0
         level = 0
@@ -804,9 +880,10 @@ class AttemptRunner:
 
     def _commit_message(self, ended: Ended, link: Link[Any], executors: int) -> list[_pipeline.Step]:
         ends = self.ends([job for job, _ in ended], [result for _, result in ended])
+        records = self.records([job for job, _ in ended], link)
         if executors == 0 or not self.may_claim():
-            return [(_pipeline.COMMIT_MANY, ends)]
-        return [(_pipeline.COMMIT_MANY_AND_CLAIM, (*ends, *self.claims(link, executors * self.at_once)))]
+            return [(_pipeline.COMMIT_MANY, ends), *records]
+        return [(_pipeline.COMMIT_MANY_AND_CLAIM, (*ends, *self.claims(link, executors * self.at_once))), *records]
 
     def _apply_commit_answers(self, ended: Ended, answers: list[str], asked_at: float, link: Link[Any]) -> list[BaseJob]:
         rows = [_pipeline.read_row(answer, self._loads) for answer in answers]
@@ -821,7 +898,8 @@ class AttemptRunner:
         try:
             # Otherwise the link could have reconnected since the statement was built.
             await self.shared.within(link.ready(), _links.ANSWER_TIMEOUT)
-            answers = await link.exchange(self._commit_message(ended, link, executors))
+            with self.settling([job for job, _ in ended]):
+                answers = await link.exchange(self._commit_message(ended, link, executors))
         except (AnswerLost, psycopg.Error, asyncio.TimeoutError) as error:
             await self._commit_each(ended, error)
             return []
@@ -837,7 +915,8 @@ class AttemptRunner:
                     self.from_thread(self.shared.within(link.ready(), _links.ANSWER_TIMEOUT))
                 link.in_use = True
                 try:
-                    answers = link.exchange_in_thread(self._commit_message(ended, link, executors))
+                    with self.settling([job for job, _ in ended]):
+                        answers = link.exchange_in_thread(self._commit_message(ended, link, executors))
                 finally:
                     link.in_use = False
             except (psycopg.Error, OSError, asyncio.TimeoutError) as error:
@@ -864,15 +943,26 @@ class AttemptRunner:
 
         def statement(level: int) -> tuple[str, tuple[Any, ...]]:
             if level > 0 and self.transacts and refused:
-                return _FAIL, (job.id, job.token, storable_text(text_of(refused[0])), None, False, Jsonb(_details(refused[0])))
+                details = {**self._details(refused[0]), **self._log_of(job, _stores_all(self.shared.control))}
+                return _FAIL, (job.id, job.token, storable_text(self._redacted(text_of(refused[0]))), None, False, Jsonb(details))
             return _TRY_COMMIT, (job.id, job.token, result if level == 0 else None)
 
         outcome = await self._settle_with(job, statement, refused)
         if refused and self.transacts:
             self._record_outcome(job, outcome)
-            self._report_failure(job, outcome, text_of(refused[0]), refused[0])
+            self._report_failure(job, outcome, self._redacted(text_of(refused[0])), refused[0])
         else:
+            await self._record_log(job, outcome)
             self._report_committed(job, outcome, asked)
+
+    async def _record_log(self, job: BaseJob, outcome: str) -> None:
+        """Stores the log of a job that was committed alone.  The job is completed, even if this fails."""
+        if outcome not in ("committed", "already_committed") or self.options.captures != "all" or not (log_of := self._log_of(job, _stores_all(self.shared.control))):
+            return
+        try:
+            await self.shared.within(self.shared.control.ask(_RECORD_DETAILS, ([job.id], [job.token], [Jsonb(log_of)])), _links.ANSWER_TIMEOUT)
+        except (AnswerLost, psycopg.Error, asyncio.TimeoutError) as error:
+            log.warning("%s %d: the log was not stored: %s", self.options.queue, job.id, text_of(error))
 
     def _report_committed(self, job: BaseJob, outcome: str, asked: bool = False) -> None:
         if outcome == "stale" or (outcome == "not_found" and not asked):
@@ -903,10 +993,9 @@ def _ended_as(outcome: str, now: Optional[_JobNow]) -> str:
     return outcome
 
 
-def _check_readable(job: BaseJob) -> None:
-    """Raises if the job cannot be decoded.  This fails only its own attempt."""
-    if job.unreadable is not None:
-        raise ValueError(f"payload, checkpoint or headers could not be decoded: {text_of(job.unreadable)}")
+def _stores_all(link: Link[Any]) -> bool:
+    """Whether the server can store every character.  If its encoding is another one, it may refuse some."""
+    return link.conn is not None and bool(link.conn.pgconn.parameter_status(b"server_encoding") == b"UTF8")
 
 
 def _is_transient(error: Optional[BaseException]) -> bool:
@@ -930,10 +1019,3 @@ def _is_refused_value(error: BaseException) -> bool:
     state = sqlstate(error)
     return state[:2] in ("22", "54") if state else not isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError, OSError))
 
-
-def _details(error: BaseException) -> dict[str, Any]:
-    """The machine-readable details for idemq.attempts."""
-    lines = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    details = {"type": type(error).__name__, "trace": storable_text(lines[-MAX_TEXT:])}
-    state = sqlstate(error)
-    return {**details, "sqlstate": storable_text(state)} if state else details

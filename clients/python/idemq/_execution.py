@@ -87,6 +87,8 @@ class Execution:
         """The task that enforces its end, once it was told to end."""
         self.commit_at: Optional[float] = None
         """Time at which COMMIT was sent."""
+        self.committed_after = 2
+        """How many statements of the last message must succeed until COMMIT has."""
         self.commit_unknown = False
         """Whether COMMIT was sent but not answered."""
         self._run = run

@@ -30,7 +30,7 @@ import queue
 import threading
 import time
 from collections import deque
-from typing import Any, Awaitable, Coroutine, NamedTuple, Optional, Protocol, Sequence, TypeVar
+from typing import Any, Awaitable, Callable, ContextManager, Coroutine, NamedTuple, Optional, Protocol, Sequence, TypeVar
 
 import psycopg
 from psycopg import Connection
@@ -45,7 +45,6 @@ from ._job import AsyncJob, BaseJob, Job
 from ._links import AsyncLink, Link, ThreadLink
 from ._options import Options
 from ._threads import in_thread
-from ._values import json_text
 from .errors import AlreadyCommitted, NoSuchJob, StaleToken, sqlstate
 
 T = TypeVar("T")
@@ -90,6 +89,9 @@ class Runner(ExecutionRunner, Protocol):
     async def call_async(self, job: BaseJob, *conn: Any) -> Any:
         ...
 
+    def result_text(self, value: Any) -> Optional[str]:
+        ...
+
     def result_json(self, value: Any, job: BaseJob) -> Optional[str]:
         ...
 
@@ -103,6 +105,15 @@ class Runner(ExecutionRunner, Protocol):
         ...
 
     def ends(self, jobs: Sequence[BaseJob], results: Sequence[Optional[str]]) -> _pipeline.Values:
+        ...
+
+    def processing_batch(self, jobs: Sequence[BaseJob]) -> ContextManager[None]:
+        ...
+
+    def settling(self, jobs: Sequence[BaseJob]) -> ContextManager[Callable[[str], None]]:
+        ...
+
+    def records(self, jobs: Sequence[BaseJob], link: Link[Any]) -> list[_pipeline.Step]:
         ...
 
     def committed(self, execution: Execution) -> None:
@@ -203,9 +214,12 @@ class _TransactionExecutor(Executor):
         transaction = execution.handler_transaction
         assert transaction is not None
         self._quick = transaction.used and transaction.quick
+        records = run.records(execution.jobs, link)
+        execution.committed_after = len(records) + 2
         if self.pending or not run.may_claim():
-            return [(_pipeline.COMMIT_MANY_OR_RAISE, ended), (_pipeline.COMMIT, ())]
-        steps: list[_pipeline.Step] = [(_pipeline.COMMIT_MANY_AND_CLAIM_OR_RAISE, (*ended, *run.claims(link, run.options.batch))), (_pipeline.COMMIT, ())]
+            return [(_pipeline.COMMIT_MANY_OR_RAISE, ended), *records, (_pipeline.COMMIT, ())]
+        end = _pipeline.COMMIT_MANY_AND_CLAIM_OR_RAISE, (*ended, *run.claims(link, run.options.batch))
+        steps: list[_pipeline.Step] = [end, *records, (_pipeline.COMMIT, ())]
         if self._quick and conn.has_hold_claimed and conn.named and run.options.batch == 1 and psycopg.Pipeline.is_supported():
             steps += [(_pipeline.BEGIN, ()), (_pipeline.HOLD_CLAIMED, ())]
         return steps
@@ -318,11 +332,12 @@ class AsyncTransactionExecutor(_TransactionExecutor, AsyncExecutor):
     async def _handle(run: Runner, execution: Execution, conn: Any) -> list[Optional[str]]:
         results = []
         try:
-            for job in execution.jobs:
-                job.begin(run, conn)
-                results.append(json_text(finished_result(await run.call_async(job, conn))))
-                if job.waiting is not None:
-                    raise job.waiting
+            with run.processing_batch(execution.jobs):
+                for job in execution.jobs:
+                    job.begin(run, conn)
+                    results.append(run.result_text(finished_result(await run.call_async(job, conn))))
+                    if job.waiting is not None:
+                        raise job.waiting
         finally:
             execution.handled = True
         return results
@@ -341,10 +356,11 @@ class AsyncTransactionExecutor(_TransactionExecutor, AsyncExecutor):
                 return ExecutionResult(results)
             steps = self._message(run, execution, conn, self.link, results)
             execution.commit_at = time.monotonic()
-            try:
-                answers = await conn.run_own(_pipeline.exchange(conn, steps, conn.named), execution.own_limit(conn))
-            except psycopg.Error as error:
-                answers = _answers_after_commit(error)
+            with run.settling(execution.jobs):
+                try:
+                    answers = await conn.run_own(_pipeline.exchange(conn, steps, conn.named), execution.own_limit(conn))
+                except psycopg.Error as error:
+                    answers = _answers_after_commit(error, execution)
             if self._committed(run, execution, conn, self.link, answers):
                 await self._roll_back(conn)
             return _committed_result()
@@ -468,20 +484,22 @@ class ThreadTransactionExecutor(_TransactionExecutor, ThreadExecutor):
             if execution.commit_unknown:
                 transaction.begun = conn.run_own(transaction.begin(conn), execution.own_limit(conn)) is not None
             results = []
-            for job in execution.jobs:
-                job.begin(run, conn)
-                results.append(json_text(finished_result(run.call(job, conn))))
-                if job.waiting is not None:
-                    raise job.waiting
+            with run.processing_batch(execution.jobs):
+                for job in execution.jobs:
+                    job.begin(run, conn)
+                    results.append(run.result_text(finished_result(run.call(job, conn))))
+                    if job.waiting is not None:
+                        raise job.waiting
             _check_nothing_left(conn.take_back())
             if not _is_used(transaction, conn):
                 return ExecutionResult(results)
             steps = self._message(run, execution, conn, self.link, results)
             execution.commit_at = time.monotonic()
-            try:
-                answers = conn.run_own(_pipeline.exchange(conn, steps, conn.named), execution.own_limit(conn))
-            except psycopg.Error as error:
-                answers = _answers_after_commit(error)
+            with run.settling(execution.jobs):
+                try:
+                    answers = conn.run_own(_pipeline.exchange(conn, steps, conn.named), execution.own_limit(conn))
+                except psycopg.Error as error:
+                    answers = _answers_after_commit(error, execution)
             if self._committed(run, execution, conn, self.link, answers):
                 self._roll_back(conn)
             return _committed_result()
@@ -504,9 +522,9 @@ def _committed_result() -> ExecutionResult:
     return end
 
 
-def _answers_after_commit(error: psycopg.Error) -> list[str]:
+def _answers_after_commit(error: psycopg.Error, execution: Execution) -> list[str]:
     """The answers up to an error that came after COMMIT.  Raises an error that came before."""
-    if getattr(error, "done", 0) < 2:
+    if getattr(error, "done", 0) < execution.committed_after:
         raise error
     answers: list[str] = getattr(error, "answers")
     return answers

@@ -6,6 +6,7 @@ The first argument of each is a connection.  Each call is one statement in its t
 
 from __future__ import annotations
 
+import json
 from datetime import datetime, timedelta
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Generic, Mapping, NamedTuple, Optional, Sequence, TypedDict, TypeVar, Union
@@ -30,8 +31,9 @@ from ._arguments import (
     time_argument,
     time_text,
 )
+from ._codec import Codec, Duplicates, add_documents, checked_codec, decoded, encoded, encoded_with_each_key, plain_bytes
 from ._producer import Enqueued, errors_of_dead
-from ._statements import Statement, statement
+from ._statements import Plan, Statement, statement
 from ._values import Row, jsonb_parameter
 from .errors import Delay, Key
 
@@ -195,13 +197,30 @@ def send_event(
     queue: str,
     name: str,
     payload: Any = None,
-) -> Statement[Sent]:
+    *,
+    codec: Optional[Codec] = None,
+) -> Union[Statement[Sent], Plan[Sent]]:
     """Send an event to the jobs of a queue that wait for it now, or start to within the queue's idempotency_window.
 
     Waiting jobs become ready when the transaction commits.
     """
     values = {"queue": queue_argument(queue), "name": text_argument("name", name), "payload": jsonb_parameter("payload", payload)}
+    coder = checked_codec(codec)
+    if coder is not None and payload is not None:
+        return _send_encoded(coder, payload, values)
     return Statement(_SEND, values, lambda rows: Sent(*rows[0]))
+
+
+def _send_encoded(codec: Codec, payload: Any, values: dict[str, Any]) -> Plan[Sent]:
+    """The payload of the first event may be encoded with another key, so the server compares it with each."""
+    first: Optional[Sent] = None
+    for document in encoded_with_each_key(codec, "payload", payload):
+        sent: Sent = yield Statement(_SEND, {**values, "payload": document}, lambda rows: Sent(*rows[0]))
+        first = first or sent._replace(first_payload=decoded(codec, sent.first_payload))
+        if sent.same_payload:
+            return first._replace(same_payload=True)
+    assert first is not None
+    return first
 
 
 @statement
@@ -218,10 +237,11 @@ def publish(
     headers: Optional[dict[str, Any]] = None,
     expires_in: Optional[Delay] = None,
     kind: Optional[str] = None,
+    codec: Optional[Codec] = None,
 ) -> Statement[list[Published]]:
     """Add a job to each queue that is bound to a topic.  Returns these jobs; the list is empty if no queue is bound."""
     values = _options(delay, run_at, priority, group_key, max_attempts, headers, expires_in, kind)
-    values.update(topic=text_argument("topic", topic), payload=Jsonb(payload), key=key_argument(key))
+    values.update(topic=text_argument("topic", topic), payload=encoded(checked_codec(codec), "payload", payload), key=key_argument(key))
     return Statement(_PUBLISH, values, lambda rows: [Published(*row) for row in rows])
 
 
@@ -240,6 +260,7 @@ def enqueue_sequenced(
     headers: Optional[dict[str, Any]] = None,
     expires_in: Optional[Delay] = None,
     kind: Optional[str] = None,
+    codec: Optional[Codec] = None,
 ) -> Statement[Sequenced]:
     """Add a job for message number seq of one ordered log, such as a Kafka partition.
 
@@ -247,10 +268,17 @@ def enqueue_sequenced(
     ids of an outbox table, because transactions commit in another order.
     """
     values = _options(delay, run_at, priority, group_key, max_attempts, headers, expires_in, kind)
+    coder = checked_codec(codec)
     values.update(
-        queue=queue_argument(queue), producer=text_argument("producer", producer), seq=int_argument("seq", seq), payload=Jsonb(payload)
-    )
-    return Statement(_ENQUEUE_SEQUENCED, values, lambda rows: Sequenced(*rows[0]), then=_with_error)
+        queue=queue_argument(queue), producer=text_argument("producer", producer), seq=int_argument("seq", seq),
+        payload=encoded(coder, "payload", payload),
+    )  # fmt: skip
+
+    def answer(rows: list[Row]) -> Sequenced:
+        id, outcome, status, result = rows[0]
+        return Sequenced(id, outcome, status, decoded(coder, result))
+
+    return Statement(_ENQUEUE_SEQUENCED, values, answer, then=_with_error)
 
 
 def _with_error(added: Any) -> Optional[Statement[Sequenced]]:
@@ -260,13 +288,46 @@ def _with_error(added: Any) -> Optional[Statement[Sequenced]]:
 @statement
 def enqueue_graph(
     jobs: Mapping[str, GraphJob],
-) -> Statement[dict[str, InGraph]]:
+    *,
+    codec: Optional[Codec] = None,
+) -> Union[Statement[dict[str, InGraph]], Plan[dict[str, InGraph]]]:
     """Add jobs that depend on each other, all or none.  In depends_on, a job names the jobs that must finish first.
 
     A cycle raises SQLSTATE 22023.  If the key of a job is taken, its result describes the job that has the key.
     """
-    values = {"jobs": jsonb_parameter("jobs", [_member_texts(name, job) for name, job in members_of_graph(jobs).items()])}
+    members = [_member_texts(name, job) for name, job in members_of_graph(jobs).items()]
+    coder = checked_codec(codec)
+    if coder is not None:
+        return _enqueue_graph_encoded(coder, members)
+    values = {"jobs": jsonb_parameter("jobs", members)}
     return Statement(_ENQUEUE_GRAPH, values, lambda rows: {row[0]: InGraph(*row[1:]) for row in rows})
+
+
+def _enqueue_graph_encoded(codec: Codec, members: Sequence[dict[str, Any]]) -> Plan[dict[str, InGraph]]:
+    def add(numbers: Sequence[int], documents: Sequence[Jsonb], ignore: bool, whole: bool) -> Statement[list[InGraph]]:
+        jobs: list[dict[str, Any]] = []
+        for n, document in zip(numbers, documents):
+            job = {**members[n], "payload": json.loads(document.obj)}
+            if ignore and compared[n]:
+                job["on_duplicate"] = "ignore"
+            if not whole:  # the job is a duplicate, so it keeps its parents
+                job.pop("depends_on", None)
+            jobs.append(job)
+        order = [job["name"] for job in jobs]
+
+        def answer(rows: list[Row]) -> list[InGraph]:
+            placed = {row[0]: InGraph(*row[1:]) for row in rows}
+            return [placed[name] for name in order]
+
+        return Statement(_ENQUEUE_GRAPH, {"jobs": jsonb_parameter("jobs", jobs)}, answer)
+
+    compared = [job.get("key") is not None and job.get("on_duplicate", "keep") == "keep" for job in members]
+    placed = yield from add_documents(codec, Duplicates(
+        [plain_bytes(f"payload of job {job['name']}", job.get("payload")) for job in members], compared,
+        lambda documents, ignore: add(range(len(documents)), documents, ignore, True),
+        lambda numbers, documents: add(numbers, documents, False, False),
+    ))  # fmt: skip
+    return {job["name"]: each for job, each in zip(members, placed)}
 
 
 @statement
@@ -338,13 +399,16 @@ def resume_group(
 def wait_results(
     ids: Sequence[int],
     timeout: Delay = 30,
+    *,
+    codec: Optional[Codec] = None,
 ) -> Statement[list[Result[Any]]]:
     """Sleep until all these jobs are finished or the timeout has passed.  Returns their results in the order of ids.
 
     The connection must be in autocommit mode and outside a transaction.
     """
     values = {"ids": ids_argument("ids", ids), "timeout": delay_argument("timeout", timeout)}
-    return Statement(_WAIT_RESULTS, values, _results)
+    coder = checked_codec(codec)
+    return Statement(_WAIT_RESULTS, values, lambda rows: _results(rows, coder))
 
 
 def _options(
@@ -382,8 +446,8 @@ def _member_texts(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
     return {member: value for member, value in members.items() if value is not None or member == "payload"}
 
 
-def _results(rows: list[Row]) -> list[Result[Any]]:
+def _results(rows: list[Row], codec: Optional[Codec]) -> list[Result[Any]]:
     statuses, results = rows[0]
     # psycopg returns an array of an enum as text.
     names = statuses.strip("{}").split(",") if isinstance(statuses, str) else statuses
-    return [Result(status, result) for status, result in zip(names, results)]
+    return [Result(status, decoded(codec, result)) for status, result in zip(names, results)]

@@ -202,6 +202,8 @@ class _HandlersConnectionBase:
     """While an answer is awaited: the time at which data was last sent or received."""
     silent = False
     """Whether it was given up because the server did not answer.  The session may still exist."""
+    begins_transaction = True
+    """Its first statement begins a transaction, although it is in autocommit mode (_statements.py)."""
     given_up = False
     """Whether take_back() has closed it because of unfinished work of a handler, so it was not lost."""
 

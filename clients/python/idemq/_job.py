@@ -32,12 +32,14 @@ from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
 from ._arguments import delay_argument, ids_argument, int_argument, positive_seconds, text_argument
+from ._codec import Codec, decoded, encoded, encoded_json, encoded_with_each_key, jsonb_of
 from ._execution import Execution, ExecutionResult
 from ._handler_connection import HandlerTransaction
 from ._handlers import check_callable, check_parameters, finished_result
 from ._links import Link
+from ._logs import Lines, redacted
 from ._values import AnyConnection, Row, json_text, own_copy, require_connection, storable_text
-from .errors import Dead, Delay, Refused, Snooze, StaleToken, Waiting, said, sqlstate, text_of
+from .errors import Dead, Delay, KeyReused, Refused, Snooze, StaleToken, Waiting, said, sqlstate, text_of
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -73,6 +75,12 @@ class StepCall(NamedTuple):
     def timeout(self) -> float:
         """Seconds left until then.  Use it as the timeout of the request."""
         return max((self.until - datetime.now(timezone.utc)).total_seconds(), 0.001)
+
+
+def _in_time(name: str, step: StepCall) -> None:
+    """Raises if the time of a step's call is over.  The call is not made then, because another attempt may already have asked whether it was."""
+    if datetime.now(timezone.utc) >= step.until:
+        raise TimeoutError(f"step {name}: the time for the call was over before the call, so it was not made")
 
 
 class Event(NamedTuple):
@@ -119,6 +127,8 @@ class ResultsOf(Protocol[Result]):
 class JobRunner(Protocol):
     """The functions of the worker (AttemptRunner) with which a job makes requests over the shared connection."""
 
+    options: Any
+
     async def ask_about_job(self, job: BaseJob, sql: str, values: Any, anyway: bool = False) -> list[Row]:
         ...
 
@@ -148,6 +158,8 @@ class BaseJob:
     _await_step: str
     """What a handler must do that has ended before its steps."""
     _run: JobRunner
+    _codec: Optional[Codec] = None
+    """The codec of the queue, once the job has been decoded."""
 
     def __init__(self, queue: str, row: Sequence[Any], asked_at: float, link: Link[Any], attached: bool) -> None:
         """row: a result of _pipeline.read_row without the outcome.  link: the connection that claimed the job."""
@@ -182,6 +194,14 @@ class BaseJob:
         """Names of the steps that are under way."""
         self.handled = False
         """Whether the handler has ended, so that it must begin no step."""
+        self.lines: Optional[Lines] = None
+        """The log lines of this attempt, if they are captured."""
+        self.consumed = False
+        """Whether metrics have counted this attempt."""
+        self.process_context: Any = None
+        """OpenTelemetry's context of its handler."""
+        self.sent: Any = None
+        """OpenTelemetry's context of the producer (_trace)."""
         self._renew_lease(asked_at)
 
     @property
@@ -222,6 +242,14 @@ class BaseJob:
         self.waiting, self.wait_stored, self._arrived = None, False, []
         self._steps, self.handled = [], False
 
+    def decode(self, codec: Codec) -> None:
+        """Decodes payload and checkpoint, before the handler is called for the first time."""
+        if self._codec is None:
+            payload, checkpoint = decoded(codec, self._stored_payload), decoded(codec, self._stored_checkpoint)
+            self._stored_payload, self._stored_checkpoint = payload, checkpoint
+            self.payload, self.checkpoint = own_copy(payload), own_copy(checkpoint)
+            self._codec = codec
+
     def check_steps(self) -> None:
         """Called when the handler has returned.  Raises if a step is still under way, because the job must not be completed before its calls."""
         for name in list(self._steps):
@@ -242,17 +270,20 @@ class BaseJob:
         transaction = self._transaction
         return transaction is not None and (transaction.used or len(transaction.owner.jobs) > 1)
 
+    def _checkpoint_values(self, data: Any) -> tuple[Any, ...]:
+        return self.id, self.token, encoded(self._codec, "the checkpoint", data)
+
     async def _save_checkpoint(self, data: Any) -> None:
-        await self._run.ask_about_job(self, _CHECKPOINT, (self.id, self.token, Jsonb(data)))
+        await self._run.ask_about_job(self, _CHECKPOINT, self._checkpoint_values(data))
         self.checkpoint, self._stored_checkpoint = data, own_copy(data)
 
     def _parents_of(self, queue: Optional[ResultsOf[Any]]) -> tuple[Any, ...]:
         name, kind = (None, None) if queue is None else (queue.name, queue.kind)
         return self.id, kind, name, name, kind, kind
 
-    @staticmethod
-    def _parents(queue: Optional[ResultsOf[Any]], rows: list[Row]) -> list[Parent[Any]]:
-        return [Parent(id, name, status, result if queue is None else queue.decode_result(result)) for id, name, status, result in rows]
+    def _parents(self, queue: Optional[ResultsOf[Any]], rows: list[Row]) -> list[Parent[Any]]:
+        plain = [(id, name, status, decoded(self._codec, result)) for id, name, status, result in rows]
+        return [Parent(id, name, status, result if queue is None else queue.decode_result(result)) for id, name, status, result in plain]
 
     def _await(self, name: str, timeout: Delay) -> tuple[str, tuple[Any, ...]]:
         return AWAIT, (self.id, self.token, text_argument("name", name), delay_argument("timeout", timeout))
@@ -274,31 +305,43 @@ class BaseJob:
             raise self.waiting
         if outcome == "arrived" and in_transaction:
             self._arrived.append(Waiting(name, timeout))
-        return Event(outcome == "arrived", payload)
+        return Event(outcome == "arrived", decoded(self._codec, payload))
 
     async def _begin_step(self, name: str, request: Any, seconds: float) -> tuple[bool, Any, StepCall]:
         """Whether the step is done, with its response; otherwise the argument of call or ask."""
         until = datetime.now(timezone.utc) + timedelta(seconds=positive_seconds("call_timeout", seconds))
-        values = self.id, self.token, text_argument("name", name), Jsonb(request), timedelta(seconds=seconds)
-        rows = await self._run.ask_about_job(self, _BEGIN_STEP, values)
+        text_argument("name", name)
+        requests = [Jsonb(request)] if self._codec is None else encoded_with_each_key(self._codec, "the request", request)
+        rows = await self._ask_begin_step(name, requests, timedelta(seconds=seconds))
         outcome, response, former, begun_at, retry_after, key = rows[0]
         if outcome == "busy":
             # The call of a lost attempt may still arrive, so the other system could answer "no" too early.
             raise Snooze(retry_after, f"step {name}: an earlier request may still arrive")
         unknown = outcome == "unknown"
-        return outcome == "done", response, StepCall(key, former if unknown else request, until, begun_at if unknown else None)
+        earlier = decoded(self._codec, former) if unknown else request
+        return outcome == "done", decoded(self._codec, response), StepCall(key, earlier, until, begun_at if unknown else None)
+
+    async def _ask_begin_step(self, name: str, requests: Sequence[Jsonb], timeout: timedelta) -> list[Row]:
+        """An earlier attempt may have encoded the same request with another key."""
+        for n, request in enumerate(requests, 1):
+            try:
+                return await self._run.ask_about_job(self, _BEGIN_STEP, (self.id, self.token, name, request, timeout))
+            except KeyReused:
+                if n == len(requests):
+                    raise
+        raise AssertionError
 
     async def _finish_step(self, name: str, response: Any) -> Any:
         """Stores the response, even if the lease is lost, because the call was made.  Returns the response that counts.  Raises StaleToken
         if the lease is lost."""
         refusal: BaseException
         try:
-            text = json_text(response)
+            text = json_text(response) if self._codec is None else encoded_json(self._codec, "the response", response)
         except Exception as error:  # encoders and responses may be of any class
             refusal = error
         else:
             try:
-                return await self._store_response(name, None if text is None else Jsonb(text, dumps=str))
+                return await self._store_response(name, None if text is None else jsonb_of(text))
             except psycopg.Error as error:
                 if sqlstate(error)[:2] not in ("22", "54"):
                     raise
@@ -311,10 +354,10 @@ class BaseJob:
         ((stored, outcome),) = await self._report_step(_FINISH_STEP, name, response)
         if outcome in ("stale", "not_found"):
             raise StaleToken(f"the answer of step {name} arrived after the lease was lost; it is stored, and the next attempt returns it")
-        return stored
+        return decoded(self._codec, stored)
 
     async def _refuse_step(self, name: str, error: BaseException) -> None:
-        await self._report_step(_REFUSE_STEP, name, storable_text(said(error)))
+        await self._report_step(_REFUSE_STEP, name, storable_text(redacted(self._run.options.redact, said(error))))
 
     async def _report_step(self, sql: str, name: str, value: Any) -> list[Row]:
         return await self._run.ask_about_job(self, sql, {"id": self.id, "token": self.token, "name": name, "value": value}, anyway=True)
@@ -353,14 +396,14 @@ class Job(BaseJob, Generic[P]):
         if conn is not None:
             require_connection(conn, Connection)
         if conn is not None and conn is self._conn:
-            conn.execute(_CHECKPOINT, (self.id, self.token, Jsonb(data)))
+            conn.execute(_CHECKPOINT, self._checkpoint_values(data))
             self.checkpoint = data
             return
         with self._before_use("job.save_checkpoint"):
             if conn is None:
                 self._run.from_thread(self._save_checkpoint(data))
             else:
-                conn.execute(_CHECKPOINT, (self.id, self.token, Jsonb(data)))
+                conn.execute(_CHECKPOINT, self._checkpoint_values(data))
                 self.checkpoint = data
 
     def step(
@@ -405,6 +448,7 @@ class Job(BaseJob, Generic[P]):
                 response = finished_result(ask(step))
             if response is None:
                 definite = (Refused, Dead)
+                _in_time(name, step)
                 response = finished_result(call(step._replace(request=request, begun_at=None)))
         except definite as error:
             run.from_thread(self._refuse_step(name, error))
@@ -483,14 +527,14 @@ class AsyncJob(BaseJob, Generic[P]):
         if conn is not None:
             require_connection(conn, AsyncConnection)
         if conn is not None and conn is self._conn:
-            await conn.execute(_CHECKPOINT, (self.id, self.token, Jsonb(data)))
+            await conn.execute(_CHECKPOINT, self._checkpoint_values(data))
             self.checkpoint = data
             return
         async with self._before_use("job.save_checkpoint"):
             if conn is None:
                 await self._save_checkpoint(data)
             else:
-                await conn.execute(_CHECKPOINT, (self.id, self.token, Jsonb(data)))
+                await conn.execute(_CHECKPOINT, self._checkpoint_values(data))
                 self.checkpoint = data
 
     def step(
@@ -541,6 +585,7 @@ class AsyncJob(BaseJob, Generic[P]):
                 response = await self._answer(ask, step)
             if response is None:
                 definite = (Refused, Dead)
+                _in_time(name, step)
                 response = await self._answer(call, step._replace(request=request, begun_at=None))
         except definite as error:
             await _despite_cancel(self._refuse_step(name, error))

@@ -6,7 +6,7 @@ The first argument of each is a connection.  Each call is one statement in its t
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 from psycopg.types.json import Jsonb
 
@@ -22,8 +22,9 @@ from ._arguments import (
     text_argument,
     time_argument,
 )
+from ._codec import Codec, checked_codec, decoded, encoded
 from ._flows import Result
-from ._statements import Statement, statement
+from ._statements import Plan, Statement, statement
 from ._values import Row, json_text, jsonb_parameter
 from .errors import Delay, Key
 
@@ -40,13 +41,16 @@ _MAKE_DUE = """SELECT count(*) FROM idemq.retry_many(ARRAY(SELECT j.id FROM idem
             AND NOT EXISTS (SELECT FROM idemq.steps AS s WHERE s.job_id = j.id AND s.state = 'waiting')))
     WHERE outcome = 'retrying'"""
 _LISTED = 20
-_FIND = f"""WITH found AS MATERIALIZED (SELECT j.id, j.status::text, j.key, j.kind, j.payload::text AS payload,
+_PAYLOADS = "SELECT array_agg(j.id), array_agg(j.payload) FROM idemq.jobs AS j WHERE j.queue_id = idemq.queue_id(%(queue)s)"
+_FIND = """WITH found AS MATERIALIZED (SELECT j.id, j.status::text, j.key, j.kind, j.payload::text AS payload,
         (%(key)s::text IS NULL OR j.key = %(key)s::text) AND (%(kind)s::text IS NULL OR j.kind = %(kind)s::text)
             AND (%(payload)s::text IS NULL OR j.payload @> %(payload)s::text::jsonb) IS TRUE AS matches
-        FROM idemq.jobs AS j WHERE j.queue_id = idemq.queue_id(%(queue)s))
+        FROM {jobs} AS j WHERE j.queue_id = idemq.queue_id(%(queue)s))
     SELECT count(*) FILTER (WHERE matches), count(*),
         ARRAY(SELECT pg_catalog.format('%%s %%s key %%s kind %%s %%s', id, status, coalesce(key, '-'), coalesce(kind, '-'), payload)
-            FROM found ORDER BY id DESC LIMIT {_LISTED}) FROM found"""
+            FROM found ORDER BY id DESC LIMIT {listed}) FROM found"""
+_DECODED = """(SELECT j.id, j.queue_id, j.status, j.key, j.kind, d.payload FROM idemq.jobs AS j
+    JOIN ROWS FROM (pg_catalog.unnest(%(ids)s::bigint[]), pg_catalog.unnest(%(payloads)s::jsonb[])) AS d (id, payload) USING (id))"""
 
 
 class JobInfo(NamedTuple):
@@ -93,6 +97,7 @@ def schedule(
     headers: Optional[dict[str, Any]] = None,
     expires_in: Optional[Delay] = None,
     kind: Optional[str] = None,
+    codec: Optional[Codec] = None,
 ) -> Statement[Optional[datetime]]:
     """Enqueue one job at each tick of a cron expression ("0 3 * * *") or an interval ("every 5 min").  Creates or replaces the schedule
     with this name.  Returns the time of its next run, or None if it is paused."""
@@ -100,7 +105,7 @@ def schedule(
         "name": text_argument("name", name),
         "cron": text_argument("cron", cron),
         "queue": queue_argument(queue),
-        "payload": Jsonb(payload),
+        "payload": encoded(checked_codec(codec), "payload", payload),
         "time_zone": text_argument("time_zone", time_zone),
         "priority": int_argument("priority", priority),
         "group_key": optional_text("group_key", group_key),
@@ -151,15 +156,25 @@ def resume(queue: str) -> Statement[None]:
 
 
 @statement
-def job(id: int) -> Statement[Optional[JobInfo]]:
+def job(id: int, *, codec: Optional[Codec] = None) -> Statement[Optional[JobInfo]]:
     """Return a job, or None if there is no such job or you may not see it."""
-    return Statement(_JOB, {"id": int_argument("id", id)}, lambda rows: JobInfo(*rows[0]) if rows else None, binary=True)
+    coder = checked_codec(codec)
+
+    def answer(rows: list[Row]) -> Optional[JobInfo]:
+        found = JobInfo(*rows[0]) if rows else None
+        if found is None or coder is None:
+            return found
+        return found._replace(payload=decoded(coder, found.payload), checkpoint=decoded(coder, found.checkpoint), result=decoded(coder, found.result))
+
+    return Statement(_JOB, {"id": int_argument("id", id)}, answer, binary=True)
 
 
 @statement
-def result(id: int) -> Statement[Result[Any]]:
+def result(id: int, *, codec: Optional[Codec] = None) -> Statement[Result[Any]]:
     """Return the current status and the result of a job without waiting (wait_results waits).  Raises NoSuchJob."""
-    return Statement("SELECT status::text, result FROM idemq.result(%(id)s)", {"id": int_argument("id", id)}, lambda rows: Result(*rows[0]))
+    coder = checked_codec(codec)
+    sql = "SELECT status::text, result FROM idemq.result(%(id)s)"
+    return Statement(sql, {"id": int_argument("id", id)}, lambda rows: Result(rows[0][0], decoded(coder, rows[0][1])))
 
 
 @statement
@@ -186,8 +201,8 @@ _ANY = object()
 
 @statement
 def assert_enqueued(
-    queue: str, payload: Any = _ANY, *, key: Optional[Key] = None, kind: Optional[str] = None, times: int = 1
-) -> Statement[None]:
+    queue: str, payload: Any = _ANY, *, key: Optional[Key] = None, kind: Optional[str] = None, times: int = 1, codec: Optional[Codec] = None
+) -> Union[Statement[None], Plan[None]]:
     """For tests: raise AssertionError, with a list of the queue's jobs, unless it has this many jobs with the payload, key and kind.
 
     payload: a part of the payload, such as {"order": 42}; a job matches if its payload contains it.
@@ -211,4 +226,14 @@ def assert_enqueued(
         more = f"\n  and {total - len(listed)} more" if total > len(listed) else ""
         raise AssertionError(f"expected {number} {'job' if number == 1 else 'jobs'} in {queue}{' with ' + given if given else ''}, but found {found}. {jobs}{more}")
 
-    return Statement(_FIND, values, check)
+    coder = checked_codec(codec)
+    if coder is not None:
+        return _find_decoded(coder, values, check)
+    return Statement(_FIND.format(jobs="idemq.jobs", listed=_LISTED), values, check)
+
+
+def _find_decoded(codec: Codec, values: dict[str, Any], check: Callable[[list[Row]], None]) -> Plan[None]:
+    """The server compares the decoded payloads, which are sent to it for that."""
+    ids, payloads = yield Statement(_PAYLOADS, values, lambda rows: rows[0])
+    sent = {**values, "ids": ids or [], "payloads": [Jsonb(decoded(codec, each)) for each in payloads or []]}
+    yield Statement(_FIND.format(jobs=_DECODED, listed=_LISTED), sent, check)

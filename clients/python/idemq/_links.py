@@ -69,6 +69,8 @@ _SESSION_INFO = """SELECT who.pid, pg_catalog.current_setting('transaction_read_
     FROM pg_catalog.pg_backend_pid() AS who (pid)"""
 END_SESSION = """SELECT pg_catalog.pg_terminate_backend(a.pid) FROM pg_catalog.pg_stat_get_activity(%s) AS a
     WHERE extract(epoch FROM a.backend_start)::text = %s"""
+_END_STATEMENT_TIMEOUT = 1.0
+"""Seconds for which a statement may go on after its connection was severed."""
 _DEFAULTS = {
     "fallback_application_name": "idemq-python",
     "connect_timeout": 3,
@@ -266,6 +268,10 @@ class Link(Generic[Conn]):
         self.zone: tzinfo = timezone.utc
         """Time zone of the session, used for times."""
         self._asking = False
+        self._statement: Optional["asyncio.Future[Any]"] = None
+        """The statement that is running in the event loop."""
+        self._ended = False
+        """Whether the worker has ended.  A step that is still under way connects again to store its answer."""
         self.in_use = False
         """Whether a thread is using the connection without ask()."""
         self.answer_timeout: Optional[float] = None
@@ -276,8 +282,8 @@ class Link(Generic[Conn]):
         self._needs_idemq = needs_idemq
         self.limits_locks = False
         """Whether no statement may wait for a lock for longer than LOCK_TIMEOUT, because other statements wait for the link."""
-        self.ended = False
-        """Whether the run has ended, so that statements that still wait for a connection open none."""
+        self.closing = False
+        """Whether the worker is closing its connections, so that statements that wait for a connection open none."""
         self.worker = ""
         """Identifies the worker's process in its sessions; empty if this is not the link of a worker."""
         self._ask_lock = asyncio.Lock()
@@ -351,7 +357,7 @@ class Link(Generic[Conn]):
             if self.conn is not None and self._connected_to != self.address.dsn and not self._asking:
                 await self.drop()
             while self.conn is None or self.conn.closed:
-                if self.ended:
+                if self.closing:
                     raise psycopg.OperationalError("the worker has ended")
                 await self._open()
             return self.conn
@@ -394,7 +400,8 @@ class Link(Generic[Conn]):
             self._asking = True
             # A separate task, which ends with its connection: since 3.2, psycopg reacts to a cancellation by sending a cancel request
             # and waiting for the outcome.
-            asking = asyncio.ensure_future(question(conn))
+            asking: "asyncio.Future[T]" = asyncio.ensure_future(question(conn))
+            self._statement = asking
             try:
                 await asyncio.wait({asking}, timeout=(self.answer_timeout or ANSWER_TIMEOUT) if timeout is None else timeout)
                 if not asking.done():
@@ -411,8 +418,10 @@ class Link(Generic[Conn]):
                 await self.drop(error)
                 raise AnswerLost(str(error)) from error
             finally:
-                self._asking = False
+                self._asking, self._statement = False, None
                 asking.add_done_callback(_retrieved)
+                if self._ended and self.conn is not None:
+                    await self.drop()
 
     def _log_lost(self, error: Optional[BaseException]) -> None:
         now = time.monotonic()
@@ -433,7 +442,7 @@ class Link(Generic[Conn]):
         in_use: whether an abandoned thread may be in the middle of a statement.
         """
         conn, self.conn = self.conn, None
-        if error is not None:
+        if error is not None and not self._ended:
             self._log_lost(error)
         if conn is not None and getattr(conn, "silent", False) and self.process is not None:
             self.on_silent(self.process)
@@ -441,6 +450,19 @@ class Link(Generic[Conn]):
             sever(conn)
         elif conn is not None:
             await self._close(conn)
+
+    async def end(self) -> None:
+        """Closes the connection at the end of the worker, even if the server does not answer.
+
+        A statement that is running ends first.  If its connection were closed under it, its task would never end, and the event loop would
+        keep the number of the closed socket: a connection of the application that gets this number would never hear from its server.
+        """
+        self._ended = True
+        if self.conn is not None and self._statement is not None:
+            sever(self.conn)
+            await asyncio.wait({self._statement}, timeout=_END_STATEMENT_TIMEOUT)
+        await self.drop(in_use=self.in_use)
+        self.closing = False
 
     async def _close(self, conn: Conn) -> None:
         raise NotImplementedError

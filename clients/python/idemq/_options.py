@@ -6,8 +6,10 @@ import os
 from dataclasses import dataclass
 from typing import Optional, Union
 
+from ._codec import Codec
 from ._hooks import Hooks
 from ._links import Address
+from ._logs import Redact
 from .errors import Delay
 
 
@@ -22,6 +24,9 @@ class QueueOptions:
     attach: Optional[bool] = None
     unknown_kind: Delay = 60
     never_retry: tuple[type[BaseException], ...] = ()
+    own_capture_logs: Optional[str] = None
+    """None means the worker's."""
+    codec: Optional[Codec] = None
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,8 @@ class WorkerOptions:
     signals: bool = True
     give_up_after: Optional[float] = None
     hooks: Hooks = Hooks()
+    capture_logs: str = "off"
+    redact: Redact = None
     where: str = "server"
     """Name of its server in the log."""
 
@@ -49,6 +56,11 @@ class Options(WorkerOptions, QueueOptions):
     """The options of a queue, with those of its worker."""
 
     queue: str = ""
+
+    @property
+    def captures(self) -> str:
+        """Whose logs are stored: off, failed or all."""
+        return self.own_capture_logs or self.capture_logs
 
 
 def options_of(worker: WorkerOptions, queue: str, own: QueueOptions) -> Options:

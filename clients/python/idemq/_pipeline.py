@@ -11,14 +11,12 @@ psycopg deallocates all names after some statements of a handler, which the conn
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any, Callable, Generator, Iterable, NamedTuple, Optional, Sequence
 
 import psycopg
 from psycopg import pq
 from psycopg.errors import error_from_result
-from psycopg.types.json import JsonbLoader
 from psycopg.waiting import Wait
 
 Values = Sequence[Optional[bytes]]
@@ -64,6 +62,10 @@ COMMIT_MANY = Statement(b"idemq_end", f"SELECT pg_catalog.json_build_array(outco
 COMMIT_MANY_AND_CLAIM = Statement(b"idemq_end_claim", f"SELECT {_job_of('outcome::text')} {_FROM_COMMIT_MANY_AND_CLAIM}".encode())
 COMMIT_MANY_OR_RAISE = Statement(b"idemq_must_end", f"SELECT pg_catalog.json_build_array({_COMMITTED_OR_RAISE}, id, token)::text {_FROM_COMMIT_MANY}".encode())
 COMMIT_MANY_AND_CLAIM_OR_RAISE = Statement(b"idemq_must_end_claim", f"SELECT {_job_of(_COMMITTED_OR_RAISE)} {_FROM_COMMIT_MANY_AND_CLAIM}".encode())
+# Without rows, so that its answer cannot be taken for that of another statement.
+RECORD_DETAILS = Statement(
+    b"idemq_record", b"SELECT NULL::text FROM idemq.record_details($1::bigint[], $2::bigint[], $3::jsonb[]) AS stored WHERE stored IS NULL"
+)
 ENDED_BY_HANDLER = "2201E"
 NO_SUCH_NAME = "26000"
 
@@ -113,12 +115,6 @@ def texts(values: Iterable[Optional[str]]) -> bytes:
     """An array parameter, from elements given as text."""
     items = ["NULL" if each is None else '"%s"' % each.replace("\\", "\\\\").replace('"', '\\"') for each in values]
     return ("{%s}" % ",".join(items)).encode("utf-8", "surrogatepass")
-
-
-def loads() -> Callable[[str], Any]:
-    """The function that decodes JSON, as set with psycopg's set_json_loads."""
-    own: Callable[[Any], Any] = getattr(JsonbLoader(0, None), "loads", json.loads)
-    return own
 
 
 def exchange(conn: Any, steps: Sequence[Step], named: bool) -> Message:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, Callable, Generic, NamedTuple, Optional, Sequence, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Generic, NamedTuple, Optional, Sequence, TypedDict, TypeVar, Union
 
 from psycopg.types.json import Jsonb
 
@@ -20,7 +20,8 @@ from ._arguments import (
     queue_argument,
     text_argument,
 )
-from ._statements import Statement, statement
+from ._codec import Codec, Duplicates, add_documents, checked_codec, decoded, plain_bytes
+from ._statements import Plan, Statement, statement
 from ._values import Row, jsonb_parameter
 from .errors import Delay, Key
 
@@ -116,7 +117,8 @@ def enqueue(
     max_wait: Optional[Delay] = None,
     depends_on: Optional[Sequence[int]] = None,
     on_parent_failure: str = "cancel",
-) -> Statement[Enqueued[Any]]:
+    codec: Optional[Codec] = None,
+) -> Union[Statement[Enqueued[Any]], Plan[Enqueued[Any]]]:
     """Add a job in the transaction of conn, the first argument.  Await the call if conn is an AsyncConnection.
 
     The job exists once the transaction commits.
@@ -134,11 +136,13 @@ def enqueue(
     max_wait: with on_duplicate="replace", the longest that repeated requests can postpone the job.
     depends_on: ids of jobs that must finish first.
     on_parent_failure: what to do if one of them fails: "cancel", "wait" or "run".
+    codec: encodes the payload, and decodes the result of a duplicate.
     """
+    coder = checked_codec(codec)
     values = {
         **options_of_a_job(delay, run_at, priority, group_key, max_attempts, expires_in, kind),
         "queue": queue_argument(queue),
-        "payload": Jsonb(payload),
+        "payload": Jsonb(payload) if coder is None else None,
         "key": key_argument(key),
         "headers": jsonb_parameter("headers", _trace.inject(headers_argument(headers))),
         "key_ttl": delay_argument("key_ttl", key_ttl),
@@ -148,7 +152,26 @@ def enqueue(
         "depends_on": None if depends_on is None else ids_argument("depends_on", depends_on),
         "on_parent_failure": text_argument("on_parent_failure", on_parent_failure),
     }
+    if coder is not None:
+        return _enqueue_encoded(coder, payload, values)
     return Statement(_ENQUEUE, values, lambda rows: Enqueued(*rows[0]), then=lambda added: errors_of_dead([added], lambda all: all[0]))
+
+
+def _enqueue_encoded(codec: Codec, payload: Any, values: dict[str, Any]) -> Plan[Enqueued[Any]]:
+    def add(document: Jsonb, on_duplicate: str) -> Statement[list[Enqueued[Any]]]:
+        sent = {**values, "payload": document, "on_duplicate": on_duplicate}
+        return Statement(_ENQUEUE, sent, lambda rows: _decoded_results(codec, rows), then=lambda added: errors_of_dead(added, lambda all: all))
+
+    own = values["on_duplicate"]
+    added: list[Enqueued[Any]] = yield from add_documents(codec, Duplicates(
+        [plain_bytes("payload", payload)], [values["key"] is not None and own == "keep"],
+        lambda documents, ignore: add(documents[0], "ignore" if ignore else own), lambda _, documents: add(documents[0], own),
+    ))  # fmt: skip
+    return added[0]
+
+
+def _decoded_results(codec: Codec, rows: Sequence[Row]) -> list[Enqueued[Any]]:
+    return [Enqueued(id, outcome, status, decoded(codec, result)) for id, outcome, status, result in rows]
 
 
 @statement
@@ -161,7 +184,8 @@ def enqueue_many(
     max_wait: Optional[Delay] = None,
     depends_on: Optional[Sequence[int]] = None,
     on_parent_failure: str = "cancel",
-) -> Statement[list[Enqueued[Any]]]:
+    codec: Optional[Codec] = None,
+) -> Union[Statement[list[Enqueued[Any]]], Plan[list[Enqueued[Any]]]]:
     """Add many jobs to a queue in one statement, all or none.  Returns the results in the order of jobs.
 
     jobs: a dict for each job, with its payload, and other arguments of enqueue: key, delay, run_at, priority, group_key, max_attempts,
@@ -169,12 +193,13 @@ def enqueue_many(
     nowait: skip jobs whose keys another open transaction is using; their outcome is "locked".
     The other arguments are those of enqueue, and apply to every job.
     """
+    coder = checked_codec(codec)
     columns = options_of_many(jobs)
     headers = columns.pop("headers")
     values = {
         **columns,
         "queue": queue_argument(queue),
-        "payloads": [Jsonb(job["payload"]) for job in jobs],
+        "payloads": [Jsonb(job["payload"]) for job in jobs] if coder is None else [],
         "headers": [jsonb_parameter("headers", _trace.inject(each)) for each in headers],
         "on_duplicate": text_argument("on_duplicate", on_duplicate),
         "nowait": bool_argument("nowait", nowait),
@@ -182,7 +207,27 @@ def enqueue_many(
         "depends_on": None if depends_on is None else ids_argument("depends_on", depends_on),
         "on_parent_failure": text_argument("on_parent_failure", on_parent_failure),
     }
+    if coder is not None:
+        return _enqueue_many_encoded(coder, [job["payload"] for job in jobs], values, list(columns))
     return Statement(_ENQUEUE_MANY, values, lambda rows: [Enqueued(*row) for row in rows], then=lambda added: errors_of_dead(added, lambda all: all))
+
+
+def _enqueue_many_encoded(codec: Codec, payloads: Sequence[Any], values: dict[str, Any], columns: Sequence[str]) -> Plan[list[Enqueued[Any]]]:
+    """columns: the arguments that are arrays with an element for each job."""
+    own = values["on_duplicate"]
+
+    def add(numbers: Sequence[int], documents: Sequence[Jsonb], on_duplicate: str) -> Statement[list[Enqueued[Any]]]:
+        sent = {**values, **{name: [values[name][n] for n in numbers] for name in (*columns, "headers")}}
+        sent.update(payloads=list(documents), on_duplicate=on_duplicate)
+        return Statement(_ENQUEUE_MANY, sent, lambda rows: _decoded_results(codec, rows), then=lambda added: errors_of_dead(added, lambda all: all))
+
+    added: list[Enqueued[Any]] = yield from add_documents(codec, Duplicates(
+        [plain_bytes(f"payload of job {n}", payload) for n, payload in enumerate(payloads)],
+        [key is not None and own == "keep" for key in values["keys"]],
+        lambda documents, ignore: add(range(len(documents)), documents, "ignore" if ignore else own),
+        lambda numbers, documents: add(numbers, documents, own),
+    ))  # fmt: skip
+    return added
 
 
 def errors_of_dead(added: list[Enqueued[Any]], answer: Callable[[list[Enqueued[Any]]], T]) -> Optional[Statement[T]]:

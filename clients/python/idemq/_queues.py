@@ -7,8 +7,10 @@ from typing import Any, Awaitable, Callable, Mapping, Optional, Sequence, Union
 from psycopg import AsyncConnection, Connection
 
 from ._arguments import bool_argument, classes_argument, count_argument, delay_argument, positive_seconds
+from ._codec import Codec, checked_codec
 from ._handlers import Kind
 from ._job import AsyncJob, Job
+from ._logs import mode_argument
 from ._options import QueueOptions
 from .errors import Delay
 
@@ -24,6 +26,8 @@ def queue_options(
     attach: Optional[bool],
     unknown_kind: Delay,
     never_retry: Sequence[type[BaseException]],
+    capture_logs: Optional[str] = None,
+    codec: Optional[Codec] = None,
 ) -> QueueOptions:
     """The options of a queue.  Raises TypeError for an argument of the wrong type, and ValueError for a number out of range."""
     count_argument("concurrency", concurrency)
@@ -34,7 +38,9 @@ def queue_options(
     if attach is not None:
         bool_argument("attach", attach)
     classes = classes_argument("never_retry", never_retry)
-    return QueueOptions(concurrency, batch, lease, timeout, attach, unknown_kind, classes)
+    if capture_logs is not None:
+        mode_argument("capture_logs", capture_logs)
+    return QueueOptions(concurrency, batch, lease, timeout, attach, unknown_kind, classes, capture_logs, checked_codec(codec))
 
 
 class TypedHandler:
@@ -61,11 +67,13 @@ class Inside(TypedHandler):
         attach: Optional[bool] = None,
         unknown_kind: Delay = 60,
         never_retry: Sequence[type[BaseException]] = (),
+        capture_logs: Optional[str] = None,
+        codec: Optional[Codec] = None,
     ) -> None:
         """handler: a function, or a dict of functions (or Kind) by the kind of the job (None for jobs without a kind).
-        The other arguments are those of Worker."""
+        capture_logs: None means that of the worker.  The other arguments are those of Worker."""
         self.handler: Any = handler
-        self.options = queue_options(concurrency, batch, lease, timeout, attach, unknown_kind, never_retry)
+        self.options = queue_options(concurrency, batch, lease, timeout, attach, unknown_kind, never_retry, capture_logs, codec)
 
 
 class Outside(TypedHandler):
@@ -81,10 +89,12 @@ class Outside(TypedHandler):
         attach: Optional[bool] = None,
         unknown_kind: Delay = 60,
         never_retry: Sequence[type[BaseException]] = (),
+        capture_logs: Optional[str] = None,
+        codec: Optional[Codec] = None,
     ) -> None:
         """Like Inside."""
         self.handler: Any = handler
-        self.options = queue_options(concurrency, 1, lease, timeout, attach, unknown_kind, never_retry)
+        self.options = queue_options(concurrency, 1, lease, timeout, attach, unknown_kind, never_retry, capture_logs, codec)
 
 
 QueueHandler = Union[Inside, Outside, InsideFunction, Mapping[Optional[str], Union[InsideFunction, Kind[Any]]]]

@@ -21,7 +21,7 @@ from typing import Any, Callable, Coroutine, Iterable, Mapping, NamedTuple, Opti
 
 import psycopg
 
-from . import _attempt_runner, _links, _pipeline, _signals
+from . import _attempt_runner, _links, _logs, _pipeline, _signals
 from ._attempt_runner import AttemptRunner
 from ._executors import Executor
 from ._handler_connection import sever
@@ -293,7 +293,8 @@ class Run:
 
     async def main(self) -> Counter[str]:
         """Runs until it is told to stop, or, in a drain(), until no job is ready.  Returns the number of attempts by outcome."""
-        with _signals.stop_on_signals(self.shared.loop, self.options.signals, self.stop):
+        captures = any(queue.options.captures != "off" for queue in self._each())
+        with _signals.stop_on_signals(self.shared.loop, self.options.signals, self.stop), _logs.capturing(captures):
             return await self._main()
 
     async def _main(self) -> Counter[str]:
@@ -361,7 +362,7 @@ class Run:
         """Ends all remaining tasks and connections, even if the server does not answer."""
         shared = self.shared
         for link in shared.links:
-            link.ended = True
+            link.closing = True
         if shared.leased:
             log.error("%s: %d jobs wait until their leases expire, because the ends of their attempts could not be reported in time", self.options.where, len(shared.leased))
         others = (*self._committing(), *shared.hook_tasks, *(queue.opening for queue in self._each()), shared.silence.task, self._sleeping, self._listening)
@@ -378,7 +379,7 @@ class Run:
                     executor.link.on_silent = lambda process: None
                 await executor.close()
                 if executor.link is not None:
-                    await executor.link.drop(in_use=executor.link.in_use)
+                    await executor.link.end()
         await shared.close()
 
     def stop(self) -> None:

@@ -202,6 +202,6 @@ class Shared:
         """Closes the connections, even if the server does not answer."""
         for link in self.links:
             link.on_silent = lambda process: None
-            await link.drop(in_use=link.in_use)
+            await link.end()
 
 

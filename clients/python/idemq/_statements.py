@@ -6,11 +6,13 @@ import functools
 import inspect
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Awaitable, Callable, Generic, Iterator, Optional, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Awaitable, Callable, Generator, Generic, Iterator, Optional, TypeVar, Union, overload
 
 from psycopg import AsyncConnection, Connection
+from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
+from . import _trace
 from ._values import AnyConnection, NotEncodable, Row, require_connection
 
 T = TypeVar("T")
@@ -51,12 +53,27 @@ class Statement(Generic[T]):
     """Returns another statement, whose answer is used instead, or None."""
 
 
-def statement(build: Callable[P, Statement[T]]) -> Call[P, T]:
+@dataclass
+class Savepoint(Generic[T]):
+    """Statements of which all or none take effect: in a savepoint, or in a transaction of their own if none is open."""
+
+    plan: Plan[T]
+
+
+class InTransaction:
+    """A question: whether a transaction is open, or would be begun."""
+
+
+Plan = Generator[Union[Statement[Any], Savepoint[Any], InTransaction], Any, T]
+"""Several statements: a generator that yields each, and gets its answer or its error."""
+
+
+def statement(build: Callable[P, Union[Statement[T], Plan[T]]]) -> Call[P, T]:
     """Decorator: makes a function of the connection and the other arguments from one that checks these and returns the statement."""
 
     @functools.wraps(build)
     def call(conn: AnyConnection, *args: Any, **kwargs: Any) -> Any:
-        return ask(conn, lambda: build(*args, **kwargs))
+        return ask(conn, build.__name__, args, kwargs, lambda: build(*args, **kwargs))
 
     signature = inspect.signature(build)
     conn = inspect.Parameter("conn", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="AnyConnection")
@@ -69,13 +86,37 @@ def unsent(function: Any) -> Any:
     return function.__wrapped__
 
 
-def ask(conn: AnyConnection, build: Callable[[], Statement[Any]]) -> Any:
-    """Sends a statement over the caller's connection, and returns its answer; a coroutine if this is an AsyncConnection."""
+def ask(conn: AnyConnection, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], build: Callable[[], Union[Statement[Any], Plan[Any]]]) -> Any:
+    """Sends a statement over the caller's connection, and returns its answer; a coroutine if this is an AsyncConnection.
+
+    name, args, kwargs: the call, for the span of a call that adds jobs.  Its context goes with the jobs."""
     require_connection(conn, Connection, AsyncConnection)
-    first = build()
-    if isinstance(conn, AsyncConnection):
-        return _ask_async(conn, first)
-    return _ask(conn, first)
+    if not _trace.sends(name):
+        first = build()
+        return _run_async(conn, first) if isinstance(conn, AsyncConnection) else _run(conn, first)
+    sending = _trace.Sending(name, args, kwargs)
+    with sending.active():
+        first = build()
+        if isinstance(conn, AsyncConnection):
+            return _send_async(conn, first, sending)
+        answer = _run(conn, first)
+    sending.sent(answer)
+    return answer
+
+
+async def _send_async(conn: AsyncConnection[Any], first: Union[Statement[Any], Plan[Any]], sending: _trace.Sending) -> Any:
+    with sending.active():
+        answer = await _run_async(conn, first)
+    sending.sent(answer)
+    return answer
+
+
+def _run(conn: Connection[Any], first: Union[Statement[Any], Plan[Any]]) -> Any:
+    return _ask(conn, first) if isinstance(first, Statement) else _run_plan(conn, first)
+
+
+async def _run_async(conn: AsyncConnection[Any], first: Union[Statement[Any], Plan[Any]]) -> Any:
+    return await (_ask_async(conn, first) if isinstance(first, Statement) else _run_plan_async(conn, first))
 
 
 def _ask(conn: Connection[Any], this: Statement[T]) -> T:
@@ -100,6 +141,50 @@ async def _ask_async(conn: AsyncConnection[Any], this: Statement[T]) -> T:
         if following is None:
             return answer
         this = following
+
+
+def _run_plan(conn: Connection[Any], plan: Plan[Any]) -> Any:
+    resume: Callable[[], Any] = functools.partial(next, plan)
+    while True:
+        try:
+            this = resume()
+        except StopIteration as end:
+            return end.value
+        try:
+            if isinstance(this, Savepoint):
+                with conn.transaction():
+                    answer = _run_plan(conn, this.plan)
+            elif isinstance(this, InTransaction):
+                answer = _is_in_transaction(conn)
+            else:
+                answer = _ask(conn, this)
+            resume = functools.partial(plan.send, answer)
+        except Exception as error:
+            resume = functools.partial(plan.throw, error)
+
+
+def _is_in_transaction(conn: AnyConnection) -> bool:
+    return not conn.autocommit or hasattr(conn, "begins_transaction") or conn.info.transaction_status != TransactionStatus.IDLE
+
+
+async def _run_plan_async(conn: AsyncConnection[Any], plan: Plan[Any]) -> Any:
+    resume: Callable[[], Any] = functools.partial(next, plan)
+    while True:
+        try:
+            this = resume()
+        except StopIteration as end:
+            return end.value
+        try:
+            if isinstance(this, Savepoint):
+                async with conn.transaction():
+                    answer = await _run_plan_async(conn, this.plan)
+            elif isinstance(this, InTransaction):
+                answer = _is_in_transaction(conn)
+            else:
+                answer = await _ask_async(conn, this)
+            resume = functools.partial(plan.send, answer)
+        except Exception as error:
+            resume = functools.partial(plan.throw, error)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from psycopg import AsyncConnection, Connection
 
 from . import _flows, _jobs, _producer
 from ._arguments import optional_text, text_argument
+from ._codec import Codec, checked_codec
 from ._flows import Result
 from ._handlers import Kind
 from ._job import AsyncJob, Job
@@ -22,7 +23,7 @@ from ._options import QueueOptions
 from ._payload_types import converter
 from ._producer import Enqueued, NewJob
 from ._queues import Inside, Outside
-from ._statements import Statement, ask, unsent
+from ._statements import Plan, Statement, ask, unsent
 from ._typed_jobs import QueueTypes
 from .errors import Delay, Key
 
@@ -49,7 +50,7 @@ def _method(build: Callable[Concatenate[Any, A], Statement[T]]) -> Method[A, T]:
 
     @functools.wraps(build)
     def call(self: Any, conn: Any, *args: Any, **kwargs: Any) -> Any:
-        return ask(conn, lambda: build(self, *args, **kwargs))
+        return ask(conn, build.__name__, (self.name, *args), kwargs, lambda: build(self, *args, **kwargs))
 
     return cast("Method[A, T]", call)
 
@@ -63,37 +64,39 @@ class Queue(Generic[P, R]):
     """
 
     @overload
-    def __init__(self: Queue[Any, Any], name: str, *, kind: Optional[str] = None) -> None:
+    def __init__(self: Queue[Any, Any], name: str, *, kind: Optional[str] = None, codec: Optional[Codec] = None) -> None:
         ...
 
     @overload
-    def __init__(self: Queue[None, None], name: str, payload: None, *, kind: Optional[str] = None) -> None:
+    def __init__(self: Queue[None, None], name: str, payload: None, *, kind: Optional[str] = None, codec: Optional[Codec] = None) -> None:
         ...
 
     @overload
-    def __init__(self: Queue[None, R], name: str, payload: None, *, result: type[R], kind: Optional[str] = None) -> None:
+    def __init__(self: Queue[None, R], name: str, payload: None, *, result: type[R], kind: Optional[str] = None, codec: Optional[Codec] = None) -> None:
         ...
 
     @overload
-    def __init__(self: Queue[P, None], name: str, payload: type[P], *, kind: Optional[str] = None) -> None:
+    def __init__(self: Queue[P, None], name: str, payload: type[P], *, kind: Optional[str] = None, codec: Optional[Codec] = None) -> None:
         ...
 
     @overload
-    def __init__(self, name: str, payload: type[P], *, result: type[R], kind: Optional[str] = None) -> None:
+    def __init__(self, name: str, payload: type[P], *, result: type[R], kind: Optional[str] = None, codec: Optional[Codec] = None) -> None:
         ...
 
-    def __init__(self, name: str, payload: Any = Any, *, result: Any = None, kind: Optional[str] = None) -> None:
+    def __init__(self, name: str, payload: Any = Any, *, result: Any = None, kind: Optional[str] = None, codec: Optional[Codec] = None) -> None:
         """Connects to nothing.
 
         payload: type of the payloads.  Without it, payloads and results are not checked.
         result: type of the results.  Without it, the handler must return None.
         kind: the kind of the jobs.  A queue of several kinds has a Queue for each, with the same name.
+        codec: encodes the payloads and what is stored about the jobs, to encrypt them for example.
 
         The types consist of dataclasses, TypedDicts, pydantic models, str, int, float, bool, None, datetime, date, UUID, Decimal, Enum,
         Literal, Optional[X], list[X] and dict[str, X].  Raises TypeError, with the path of the field, for another type.
         """
         self.name = text_argument("name", name)
         self.kind = optional_text("kind", kind)
+        self.codec = checked_codec(codec)
         untyped = payload is Any
         self.types = QueueTypes(
             None if untyped else converter(payload, f"queue {name}: payload"),
@@ -139,12 +142,13 @@ class Queue(Generic[P, R]):
         on_parent_failure: str = "cancel",
     ) -> Statement[Enqueued[Optional[R]]]:
         """Like the function enqueue.  Raises TypeMismatch before anything is sent, if the payload does not fit."""
-        made: Statement[Any] = unsent(_producer.enqueue)(
+        made: Any = unsent(_producer.enqueue)(
             self.name, self.encode(payload), key=key, delay=delay, run_at=run_at, priority=priority, group_key=group_key, max_attempts=max_attempts,
             headers=headers, expires_in=expires_in, key_ttl=key_ttl, on_duplicate=on_duplicate, nowait=nowait, kind=self.kind, max_wait=max_wait,
-            depends_on=depends_on, on_parent_failure=on_parent_failure,
+            depends_on=depends_on, on_parent_failure=on_parent_failure, codec=self.codec,
         )  # fmt: skip
-        return _mapped(made, self._typed)
+        mapped: Statement[Enqueued[Optional[R]]] = _mapped(made, self._typed)
+        return mapped
 
     @_method
     def enqueue_many(
@@ -163,10 +167,12 @@ class Queue(Generic[P, R]):
             encoded = [
                 {**job, "payload": self.types.encode_payload(job["payload"], f"jobs[{n}].payload"), "kind": self._kind_of(job, n)} for n, job in enumerate(jobs)
             ]
-        made: Statement[Any] = unsent(_producer.enqueue_many)(
-            self.name, encoded, on_duplicate=on_duplicate, nowait=nowait, max_wait=max_wait, depends_on=depends_on, on_parent_failure=on_parent_failure
-        )
-        return _mapped(made, lambda added: [self._typed(each) for each in added])
+        made: Any = unsent(_producer.enqueue_many)(
+            self.name, encoded, on_duplicate=on_duplicate, nowait=nowait, max_wait=max_wait, depends_on=depends_on, on_parent_failure=on_parent_failure,
+            codec=self.codec,
+        )  # fmt: skip
+        mapped: Statement[list[Enqueued[Optional[R]]]] = _mapped(made, lambda added: [self._typed(each) for each in added])
+        return mapped
 
     def _kind_of(self, job: Mapping[str, Any], n: int) -> Optional[str]:
         kind: Optional[str] = job.get("kind")
@@ -194,21 +200,23 @@ class Queue(Generic[P, R]):
         """Like the function schedule."""
         made: Statement[Optional[datetime]] = unsent(_jobs.schedule)(
             name, cron, self.name, self.encode(payload), time_zone=time_zone, priority=priority, group_key=group_key, max_attempts=max_attempts,
-            headers=headers, expires_in=expires_in, kind=self.kind,
+            headers=headers, expires_in=expires_in, kind=self.kind, codec=self.codec,
         )  # fmt: skip
         return made
 
     @_method
     def result(self, id: int) -> Statement[Result[Optional[R]]]:
         """Like the function result."""
-        made: Statement[Any] = unsent(_jobs.result)(id)
-        return _mapped(made, self._typed_result)
+        made: Statement[Any] = unsent(_jobs.result)(id, codec=self.codec)
+        mapped: Statement[Result[Optional[R]]] = _mapped(made, self._typed_result)
+        return mapped
 
     @_method
     def wait_results(self, ids: Sequence[int], timeout: Delay = 30) -> Statement[list[Result[Optional[R]]]]:
         """Like the function wait_results."""
-        made: Statement[Any] = unsent(_flows.wait_results)(ids, timeout)
-        return _mapped(made, lambda results: [self._typed_result(each) for each in results])
+        made: Statement[Any] = unsent(_flows.wait_results)(ids, timeout, codec=self.codec)
+        mapped: Statement[list[Result[Optional[R]]]] = _mapped(made, lambda results: [self._typed_result(each) for each in results])
+        return mapped
 
     def _typed_result(self, found: Result[Any]) -> Result[Optional[R]]:
         return found._replace(result=self.decode_result(found.result))
@@ -236,7 +244,7 @@ class Queue(Generic[P, R]):
         """
         return _bound(self, Inside(
             _unbound(handler), concurrency=concurrency, batch=batch, lease=lease, timeout=timeout, attach=attach, unknown_kind=unknown_kind,
-            never_retry=never_retry,
+            never_retry=never_retry, codec=self.codec,
         ), handler)  # fmt: skip
 
     def outside(
@@ -258,6 +266,7 @@ class Queue(Generic[P, R]):
         """Like inside, but runs the jobs as Outside does, without a transaction."""
         return _bound(self, Outside(
             _unbound(handler), concurrency=concurrency, lease=lease, timeout=timeout, attach=attach, unknown_kind=unknown_kind, never_retry=never_retry,
+            codec=self.codec,
         ), handler)  # fmt: skip
 
 
@@ -276,9 +285,15 @@ def _bound(queue: Queue[Any, Any], made: H, handler: Any) -> H:
     return made
 
 
-def _mapped(made: Statement[Any], typed: Callable[[Any], Any]) -> Statement[Any]:
+def _mapped(made: Any, typed: Callable[[Any], Any]) -> Any:
     """The same statement with another answer.  A statement that follows it gets this answer."""
+    if not isinstance(made, Statement):
+        return _mapped_plan(made, typed)
     return Statement(made.sql, made.values, lambda rows: typed(made.answer(rows)), made.binary, made.then)
+
+
+def _mapped_plan(plan: Plan[Any], typed: Callable[[Any], Any]) -> Plan[Any]:
+    return typed((yield from plan))
 
 
 def is_list_of_bound(queues: Any) -> TypeGuard[Sequence[Union[Inside, Outside]]]:

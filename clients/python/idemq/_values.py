@@ -6,7 +6,7 @@ import json
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 from psycopg import AsyncConnection, Connection
-from psycopg.types.json import Jsonb
+from psycopg.types.json import Jsonb, JsonbLoader
 
 from .errors import MAX_TEXT, text_of
 
@@ -94,6 +94,12 @@ def jsonb_parameter(name: str, value: Any) -> Optional[Jsonb]:
             raise NotEncodable(name, error) from error
 
     return None if value is None else Jsonb(value, dumps=dumps)
+
+
+def json_loads() -> Callable[[str], Any]:
+    """The function that decodes JSON, as set with psycopg's set_json_loads."""
+    own: Callable[[Any], Any] = getattr(JsonbLoader(0, None), "loads", json.loads)
+    return own
 
 
 def storable_text(text: str) -> str:

@@ -36,10 +36,6 @@ typedef struct RunningFreed
 
 #define NOTHING_FREED ((RunningFreed){-1, 0})
 
-/* Bits of QueueState.refused_by: the limits that have refused a claim. */
-#define REFUSED_BY_RUNNING 1
-#define REFUSED_BY_RATE 2
-
 /* for leases.c and lease_table.c, with the entry's partition locked */
 extern bool idemq_running_count_in(RunningCounted *counted, QueueState *qstate, int32 queue_id,
 								   uint32 max);
@@ -47,7 +43,7 @@ extern RunningFreed idemq_running_count_out(RunningCounted *counted, int32 queue
 extern bool idemq_running_is_counted(const RunningCounted *counted);
 
 extern void idemq_running_freed(RunningFreed freed);
-extern void idemq_running_wake_refused(QueueState *qstate, int32 queue_id, uint32 limit);
+extern void idemq_running_wake_refused(QueueState *qstate, int32 queue_id);
 extern int idemq_running_count(const QueueState *qstate);
 
 /*

@@ -46,11 +46,10 @@
  * idemq.check() adds up the entries with all partitions locked, and compares the sum with the
  * count.
  *
- * No wake-up is lost.  If a limit refuses a claim, the session sets the limit's bit in refused_by,
- * and checks the limit once more, before it returns or sleeps.  A session that lowers the count, or
- * gives a claim back to the rate, does so first, then clears the bit.  If the bit was set, it wakes
- * one waiter, and makes the worker check the queue, for NOTIFY.  All of these are full barriers, so
- * one of the two sees the other.  One signal for several jobs is enough, because a session that
+ * No wake-up is lost.  If max_running refuses a claim, the session sets running_refused, and checks
+ * the count once more, before it returns or sleeps.  A session that lowers the count does so first,
+ * then clears the flag.  If the flag was set, it wakes one waiter, and makes the worker check the
+ * queue, for NOTIFY.  All of these are full barriers, so one of the two sees the other.  One signal for several jobs is enough, because a session that
  * claims wakes the next waiter while the limits allow it (api/claim.c).
  *
  * Locks: see src/shared/README.md.  A count changes together with its entry, under the lock of the
@@ -135,13 +134,13 @@ idemq_running_count(const QueueState *qstate)
 	return (int) RUNNING_COUNT(pg_atomic_read_u64((pg_atomic_uint64 *) &qstate->running));
 }
 
-/* Wakes one waiter if that limit (REFUSED_BY_...) has refused a claim since the last wake-up. */
+/* Wakes one waiter if max_running has refused a claim since the last wake-up. */
 void
-idemq_running_wake_refused(QueueState *qstate, int32 queue_id, uint32 limit)
+idemq_running_wake_refused(QueueState *qstate, int32 queue_id)
 {
 	pg_memory_barrier();
-	if ((pg_atomic_read_u32(&qstate->refused_by) & limit) != 0 &&
-		(pg_atomic_fetch_and_u32(&qstate->refused_by, ~limit) & limit) != 0)
+	if (pg_atomic_read_u32(&qstate->running_refused) != 0 &&
+		pg_atomic_exchange_u32(&qstate->running_refused, 0) != 0)
 		idemq_wake_if_ready(qstate, queue_id, 1);
 }
 
@@ -150,6 +149,5 @@ void
 idemq_running_freed(RunningFreed freed)
 {
 	if (freed.qstate_index >= 0)
-		idemq_running_wake_refused(idemq_qstate_at(freed.qstate_index), freed.queue_id,
-								   REFUSED_BY_RUNNING);
+		idemq_running_wake_refused(idemq_qstate_at(freed.qstate_index), freed.queue_id);
 }

@@ -49,7 +49,7 @@ qstate_reset(QueueState *qstate)
 	 * Lease entries that were counted in the last life find another number, and are not subtracted.
 	 */
 	(void) pg_atomic_exchange_u64(&qstate->running, life << 32);
-	pg_atomic_write_u32(&qstate->refused_by, 0);
+	pg_atomic_write_u32(&qstate->running_refused, 0);
 	qstate_unset_dependencies(qstate, DEPENDENCIES_BITS);
 	qstate->read_ahead.count = 0;
 	qstate->known_since = idemq_mono_now();
@@ -80,7 +80,7 @@ init_qstates(int tranche)
 		SpinLockInit(&qstate->rate_mutex);
 		LWLockInitialize(&qstate->lock, tranche);
 		pg_atomic_init_u64(&qstate->running, 0);
-		pg_atomic_init_u32(&qstate->refused_by, 0);
+		pg_atomic_init_u32(&qstate->running_refused, 0);
 		pg_atomic_init_u32(&qstate->dependencies, 0);
 		pg_atomic_init_u32(&qstate->handler, 0);
 		pg_atomic_init_u64(&qstate->claimed_at, 0);

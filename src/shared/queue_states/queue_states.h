@@ -178,11 +178,11 @@ typedef struct QueueState
 	pg_atomic_uint32 handler;	  /* HANDLER_ARMED and others; no lock */
 	/* for shared/leases/running.c and job/limits.c; no lock */
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE)
-		pg_atomic_uint64 running;  /* RUNNING_LIFE and RUNNING_COUNT */
-	pg_atomic_uint32 refused_by;   /* limits that have refused a claim since a wake-up (bits) */
-	pg_atomic_uint32 dependencies; /* for shared/groups/dependencies.c; no lock */
-	slock_t rate_mutex;			   /* for the next field */
-	RateState rate;				   /* what rate_limit has counted; ns, mono */
+		pg_atomic_uint64 running;	  /* RUNNING_LIFE and RUNNING_COUNT */
+	pg_atomic_uint32 running_refused; /* 1: max_running has refused a claim since a wake-up */
+	pg_atomic_uint32 dependencies;	  /* for shared/groups/dependencies.c; no lock */
+	slock_t rate_mutex;				  /* for the next field */
+	RateState rate;					  /* what rate_limit has counted; ns, mono */
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE)
 		int64 next_fill;  /* mono: earliest time at which a session may fill read_ahead */
 	ReadAhead read_ahead; /* the next entries of the ready index */

@@ -180,6 +180,7 @@ my %arguments = (
 	refuse_step => "{running}, {running token}, 'open', 'no'",
 	hold_back => "{running}, {running token}, '50 min'",
 	release => '{running}, {running token}',
+	record_details => q(ARRAY[{completed}], ARRAY[{completed token}], ARRAY['{}'::jsonb]),
 	release_many => 'ARRAY[{running}], ARRAY[{running token}]',
 	report => '',
 	report_worker => "'7b0c7f6a-1111-4222-8333-444455556666', 'w', '{q}'",

@@ -1,7 +1,17 @@
 // A document of jsonb as the server wrote it, read without losing a digit: numbers stay as they are.
 
+/** SQL: the name of the key with which a codec of the clients has encrypted a document; NULL for a plain one. */
+export const keyOf = (column) => `CASE WHEN jsonb_typeof(${column} -> 'idemq_codec') = 'string' AND jsonb_typeof(${column} -> 'data') = 'string' THEN ${column} ->> 'key' END`;
+
 /** Levels that are read; what is deeper is text. */
 const DEEPEST = 40;
+
+/** An object that a codec of the clients has encrypted is not shown. A dead-letter record contains some. */
+function veiled(node) {
+  const members = new Map(node.members);
+  const is = members.size === 3 && ['idemq_codec', 'key', 'data'].every((name) => members.get(name)?.type === 'string');
+  return is ? { type: 'encrypted', value: `encrypted with key ${members.get('key').value}` } : node;
+}
 
 /** Reads a whole document: {type, value | items | members}; null for what is none, or is deeper. */
 export function readDocument(text) {
@@ -34,13 +44,13 @@ export function readDocument(text) {
     if (depth > DEEPEST) throw new RangeError();
     space();
     if (text[at] === '{') {
-      return { type: 'object', members: list('}', () => {
+      return veiled({ type: 'object', members: list('}', () => {
         const name = string();
         space();
         if (text[at] !== ':') throw new SyntaxError();
         at += 1;
         return [name, value(depth + 1)];
-      }) };
+      }) });
     }
     if (text[at] === '[') return { type: 'array', items: list(']', () => value(depth + 1)) };
     if (text[at] === '"') return { type: 'string', value: string() };

@@ -1,4 +1,5 @@
 // What the page of a job asks.
+import { keyOf } from './document.mjs';
 
 /** Characters of a document that a page shows; the rest is for the download. */
 export const SHOWN = 16384;
@@ -25,14 +26,15 @@ export const job = `
 export const documents = ['payload', 'result', 'headers', 'checkpoint'];
 export const shown = `
   SELECT ${documents.map((name) => `left(j.${name}::text, ${SHOWN}) AS ${name}, octet_length(j.${name}::text) AS ${name}_bytes,
-    char_length(j.${name}::text) <= ${SHOWN} AS ${name}_whole`).join(',\n    ')}
+    char_length(j.${name}::text) <= ${SHOWN} AS ${name}_whole, ${keyOf(`j.${name}`)} AS ${name}_encrypted`).join(',\n    ')}
   FROM idemq.jobs j WHERE j.id = $1
     AND greatest(${documents.map((name) => `pg_column_size(j.${name})`).join(', ')}) < ${LARGEST / 64}`;
 /** Of a job with a large one: each for itself. */
 export const begun = (name) => `
   SELECT CASE WHEN pg_column_size(j.${name}) < ${LARGEST} THEN left(j.${name}::text, ${SHOWN}) END AS ${name},
     CASE WHEN pg_column_size(j.${name}) < ${LARGEST} THEN octet_length(j.${name}::text) ELSE pg_column_size(j.${name}) END AS ${name}_bytes,
-    CASE WHEN pg_column_size(j.${name}) < ${LARGEST} THEN char_length(j.${name}::text) <= ${SHOWN} END AS ${name}_whole
+    CASE WHEN pg_column_size(j.${name}) < ${LARGEST} THEN char_length(j.${name}::text) <= ${SHOWN} END AS ${name}_whole,
+    CASE WHEN pg_column_size(j.${name}) < ${LARGEST} THEN ${keyOf(`j.${name}`)} END AS ${name}_encrypted
   FROM idemq.jobs j WHERE j.id = $1`;
 export const stored = (name) => `SELECT pg_column_size(j.${name}) AS bytes FROM idemq.jobs j WHERE j.id = $1`;
 export const download = (name) => `
@@ -52,7 +54,8 @@ export const group = `
   WHERE j.queue_id = $1 AND j.group_key = $2 AND j.finished_at IS NULL ORDER BY j.ready_at, j.id LIMIT 20`;
 
 const document = (column) => `CASE WHEN pg_column_size(s.${column}) <= 1048576 THEN left(s.${column}::text, ${SHOWN}) END AS ${column},
-    CASE WHEN pg_column_size(s.${column}) <= 1048576 THEN char_length(s.${column}::text) <= ${SHOWN} END AS ${column}_whole, pg_column_size(s.${column}) AS ${column}_bytes`;
+    CASE WHEN pg_column_size(s.${column}) <= 1048576 THEN char_length(s.${column}::text) <= ${SHOWN} END AS ${column}_whole, pg_column_size(s.${column}) AS ${column}_bytes,
+    CASE WHEN pg_column_size(s.${column}) <= 1048576 THEN ${keyOf(`s.${column}`)} END AS ${column}_encrypted`;
 /** Steps outside, and events. */
 export const steps = `
   SELECT s.name, s.state, s.round, s.token, s.begun_at, s.call_until, s.answered_at, s.effect_key, left(s.error, ${TRACE}) AS error,

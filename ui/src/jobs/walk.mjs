@@ -2,6 +2,7 @@
 // of its own, or newest ids backwards, in slices, and ends when it has what it wants or its time is
 // over.  What it has not looked at yet, the next page does.  Text of statements is constant: values
 // are parameters.
+import { keyOf } from './document.mjs';
 
 /** Milliseconds that a walk may take, and the jobs of a page. */
 export const BUDGET = 900;
@@ -285,6 +286,7 @@ export async function rowsOf(query, ids) {
   SELECT j.id, j.status, j.priority, j.attempt, j.max_attempts, j.kind, j.key, j.group_key, j.worker, j.enqueued_at, j.ready_at, j.claimed_at,
     j.finished_at, j.dead_at, left(j.last_error, 2000) AS last_error, pg_column_size(j.payload) AS payload_bytes,
     CASE WHEN pg_column_size(j.payload) <= ${LISTED} THEN left(j.payload::text, 81) END AS payload, coalesce(j.ready_at > idemq.clock_timestamp(), false) AS later,
+    CASE WHEN pg_column_size(j.payload) <= ${LISTED} THEN ${keyOf('j.payload')} END AS encrypted,
     CASE WHEN starts_with(j.key, '@dead:') AND pg_column_size(j.payload) <= ${LISTED} THEN j.payload ->> 'id' END AS original,
     CASE WHEN starts_with(j.key, '@dead:') AND pg_column_size(j.payload) <= ${LISTED} THEN left(j.payload ->> 'last_error', 2000) END AS original_error,
     CASE WHEN pg_column_size(j.checkpoint) <= ${LISTED} THEN idemq.progress(j.checkpoint) END AS progress

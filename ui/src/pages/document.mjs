@@ -1,13 +1,17 @@
 // A document of a job as a tree, with its text to copy; an error with its frames.
 import { html } from '../html.mjs';
 import { bytes, count } from '../format.mjs';
+import { key } from './layout.mjs';
 import { readDocument, written } from '../jobs/document.mjs';
 import { readTrace } from '../jobs/trace.mjs';
 
 /** Members and items that a level shows; the rest is in the text. */
 const MOST = 200;
 
-const leaf = (node) => html`<span class="${node.type}">${node.type === 'string' ? JSON.stringify(node.value) : node.value}</span>`;
+/** What is shown instead of a document that a codec of the clients has encrypted. */
+export const encrypted = (name) => html`<p class="none">encrypted with key ${key(name)}</p>`;
+
+const leaf = (node) => html`<span class="${node.type === 'encrypted' ? 'quiet' : node.type}">${node.type === 'string' ? JSON.stringify(node.value) : node.value}</span>`;
 
 function branch(name, node, depth) {
   const label = name === null ? null : html`<span class="name">${name}:</span> `;

@@ -6,7 +6,7 @@ import { part } from '../live.mjs';
 import { GRAPH, LATEST, SHOWN, TRACE, documents } from '../jobs/queries.mjs';
 import { causeOf } from '../jobs/trace.mjs';
 import { graphOf } from '../jobs/graph.mjs';
-import { errorOf, tree } from './document.mjs';
+import { encrypted, errorOf, tree } from './document.mjs';
 import { graphPicture } from './graph.mjs';
 import { button, jobLink, key, number, progress, moment as shownTime, queueLink, status, table, when, whySentence } from './layout.mjs';
 
@@ -39,7 +39,7 @@ function stepOf(s, job, i) {
   const [mark, word] = unknown ? ['retrying', 'unknown (its attempt ended without a response)'] : states[s.state] ?? ['blocked', s.state];
   const until = s.state === 'waiting' ? html`, until ${when(s.call_until)} at the latest` : s.state === 'open' && s.call_until ? html`; its request may arrive until ${time(s.call_until)}` : null;
   const document = (name) => s[`${name}_bytes`] !== null && html`<details><summary>${event ? 'payload' : name}</summary>${s[name] === null ? html`<p class="quiet">${bytes(s[`${name}_bytes`])}: too large to show here; use psql.</p>`
-    : tree(`step${i}${name}`, `${s.name} ${name}`, s[name], s[`${name}_whole`])}</details>`;
+    : s[`${name}_encrypted`] !== null ? encrypted(s[`${name}_encrypted`]) : tree(`step${i}${name}`, `${s.name} ${name}`, s[name], s[`${name}_whole`])}</details>`;
   return moment(s.begun_at ?? s.answered_at, mark, html`${event ? 'Event' : 'Step'} ${key(s.name)}: ${status(mark, word)}${s.answered_at && s.begun_at && html` after <b>${took(s.begun_at, s.answered_at)}</b>`}${until}`,
     html`${document('request')}${document('response')}${s.error && html`<p class="error">${s.error}</p>`}${s.effect_key && html`<p class="quiet small">effect key ${key(s.effect_key)}${s.round > 0 && html`, round ${s.round + 1}`}</p>`}`);
 }
@@ -52,11 +52,13 @@ function history({ job, attempts, steps, documents: shown }) {
     ...attempts.map((a) => attemptOf(a, job.id, a === last)),
     ...steps.map((s, i) => stepOf(s, job, i)),
   ];
+  // Its worker has stored a log of the attempt that completed it.
+  const shownAbove = attempts.some((a) => a.outcome === 'committed' && a.token === job.token);
   const checkpoint = job.progress !== null || shown?.checkpoint ? html`<p>${job.progress !== null ? html`Checkpoint: ${progress(job.progress)}` : 'It has a checkpoint.'}</p>` : null;
   if (job.status === 'running') {
     moments.push(moment(job.claimed_at, 'running', html`Attempt ${job.attempt}${job.worker && html` by ${key(job.worker)}`}: ${status('running', 'running')} for <b>${duration((now() - at(job.claimed_at)) / 1000)}</b>`,
       html`${checkpoint}${job.expires_in !== null && html`<p class="quiet">Its lease ends in ${duration(job.expires_in)}${job.attached && ', or with its session'}${job.pid && html`; process ${job.pid}`}.</p>`}`));
-  } else if (job.status === 'completed') {
+  } else if (job.status === 'completed' && !shownAbove) {
     moments.push(moment(job.claimed_at ?? job.finished_at, 'completed', job.claimed_at ? html`Attempt ${job.attempt}${job.worker && html` by ${key(job.worker)}`}: ${status('completed', 'committed')} after <b>${took(job.claimed_at, job.finished_at)}</b>`
       : html`${status('completed', 'committed')}, without a claim`, checkpoint));
   } else if (checkpoint) {
@@ -74,6 +76,7 @@ function shownDocument(id, name, shown) {
   if (!shown[`${name}_bytes`]) return null;
   if (shown[name] === null)
     return html`<section class="card" aria-label="${name}"><h2>${name}</h2><p class="none">The ${name} is too large to show here. Run <code>SELECT ${name} FROM idemq.job(${id})</code> in psql.</p></section>`;
+  if (shown[`${name}_encrypted`] !== null) return html`<section class="card" aria-label="${name}"><h2>${name}</h2>${encrypted(shown[`${name}_encrypted`])}</section>`;
   const all = Number(shown[`${name}_bytes`]);
   const whole = shown[`${name}_whole`];
   return html`<section class="card" aria-label="${name}"><h2>${name}</h2>${!whole && html`<p>The first ${bytes(SHOWN)} of ${bytes(all)}.</p>`}

@@ -25,6 +25,7 @@ export const addressOf = (queue) => `/queue/${encodeURIComponent(queue.name ?? q
 /** A payload's beginning; one that is too large is not read. */
 function payload(job) {
   if (job.payload === null) return html`<span class="quiet">${bytes(job.payload_bytes)}, not read</span>`;
+  if (job.encrypted !== null) return html`<span class="quiet">encrypted</span>`;
   const characters = [...job.payload];
   return html`<code class="payload">${characters.slice(0, SHOWN).join('')}${characters.length > SHOWN && '…'}</code>`;
 }
