@@ -18,7 +18,8 @@
  * A scan that finds such a job adopts it: it adds an entry, and then fetches the row again by a
  * newer snapshot.  If the job is still running, the transaction that ends it will remove the entry.
  * If not, the scan removes the entry, and unsets the queue's scan starts, because claimers may have
- * passed the job while it had the entry.
+ * passed the job while it had the entry.  In between, interrupts are held: a session that ended there
+ * would leave the entry, and no session could claim the job before its deadline.
  *
  * Taking back ended leases (job/reap.c) and this search are combined wherever a session does both:
  * before a claim (idemq_reap_some), and in idemq.reap() (idemq_reap_all).
