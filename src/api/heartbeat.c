@@ -60,7 +60,7 @@ beat_entry(int32 queue_id, int64 id, int64 token, int64 length)
 static Outcome
 beat_by_row(int64 id, int64 token, int64 length)
 {
-	LostLeases lost = {CurrentMemoryContext, NIL, false};
+	LostLeases lost = {.context = CurrentMemoryContext};
 	EventArgs args = {0};
 	JobsTable table;
 	Attempt attempt;

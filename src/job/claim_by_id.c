@@ -57,7 +57,7 @@ is_leased(JobCall *call, JobsTable *table)
 static bool
 is_leased_by_row(JobCall *call, JobsTable *table)
 {
-	LostLeases lost = {CurrentMemoryContext, NIL, false};
+	LostLeases lost = {.context = CurrentMemoryContext};
 
 	call->retry_after = idemq_row_deadline(&call->job, &call->queue);
 	if (idemq_lost_lease_note(&lost, &call->job, &call->queue))

@@ -181,10 +181,10 @@ promote_later(ClaimCall *call)
 
 /*
  * Promotes the next jobs of the groups whose jobs the last scan claimed, in the same order, and
- * then of other marked groups: at most as many as are still wanted.  Returns how many were
- * promoted.
+ * then of other marked groups: at most as many as are still wanted.  Returns whether to scan again.
+ * At a limit of the queue, there is no next round: it would stop where this one has stopped.
  */
-static int
+static bool
 promote_round(ClaimCall *call)
 {
 	const QueueInfo *queue = &call->scan.queue;
@@ -192,7 +192,7 @@ promote_round(ClaimCall *call)
 	int promoted = 0;
 
 	if ((call->groups == NIL && !idemq_promote_wanted(queue)) || !may_claim_more(queue))
-		return 0;
+		return false;
 	while (promoted < wanted && call->groups != NIL)
 	{
 		promoted += idemq_promote_group(queue, PointerGetDatum(linitial(call->groups)));
@@ -202,7 +202,7 @@ promote_round(ClaimCall *call)
 	promote_later(call);
 	if (promoted < wanted && idemq_promote_wanted(queue))
 		promoted += idemq_promote_some(queue, wanted - promoted);
-	return promoted;
+	return promoted > 0 || call->round_ended;
 }
 
 /*
@@ -214,7 +214,6 @@ idemq_claim_from_queue(ClaimCall *call)
 {
 	const QueueInfo *queue = &call->scan.queue;
 	bool alone = !idemq_worker_present();
-	bool again;
 	uint32 pass;
 
 	/* Take back leases that have ended. */
@@ -239,11 +238,9 @@ idemq_claim_from_queue(ClaimCall *call)
 	{
 		call->round_ended = false;
 		scan_queue(call, false);
-		again = call->round_ended;
-		if (call->scan.stopped && !again && call->deferred < MAX_DEFERRED)
+		if (call->scan.stopped && !call->round_ended && call->deferred < MAX_DEFERRED)
 			break;
-		again |= call->claimed < call->wanted && promote_round(call) > 0;
-	} while (again && call->claimed < call->wanted);
+	} while (call->claimed < call->wanted && promote_round(call));
 	promote_later(call);
 
 	/* The worker may have been about to make heads ready. */

@@ -131,14 +131,19 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 	TransactionId holder; /* not used */
 	bool was_held;
 
+	IDEMQ_STOP("idemq_claim_one");
 	if (idemq_jobs_is_outdated(table, job))
 		return TAKE_CHANGED;
 	/* Asked first, so that a job that comes too soon takes no entry. */
 	held_until = idemq_group_held_until(queue, group, &was_held);
 	rated_until = idemq_group_rate_limit(queue, group, false);
 	args->ready_at = Max(held_until, rated_until);
+	/*
+	 * The start that this claim was refused may have been charged for this very job: the other claim
+	 * adds its entry before its charge.  If the job were deferred now, that claim would lose it.
+	 */
 	if (args->ready_at != DT_NOBEGIN)
-		return TAKE_EARLY;
+		return idemq_lease_hold(job->id) == LEASE_HOLDS ? TAKE_BUSY : TAKE_EARLY;
 
 	args->token = claim.token = idemq_lease_issue_token(job->token, idemq_token_epoch_base());
 	claim.transfer = idemq_limit_may_transfer(queue);

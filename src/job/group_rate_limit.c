@@ -15,6 +15,8 @@
  * when this session has the lease entry and no other transaction holds the row.  So a claim that does
  * not get the job, for example because max_running is reached, is not charged, unless a transaction
  * that does not claim locks the row between this check and the write.
+ * A claim that is refused a start does not defer a job that has an entry, because the start may have
+ * been charged for that job.
  *
  * That is the limit; the rest only saves work.  A promoted job becomes ready when its group may
  * start the next one (job/promote_one.c), so no claim finds it earlier.  A group has one job in the

@@ -225,6 +225,7 @@ typedef struct LostLeases
 	MemoryContext context; /* of the list; lives until idemq_lost_leases_settle */
 	List *found;		   /* elements are LostLease */
 	bool dropped;		   /* one has changed, or its row is held: another search is needed */
+	bool unsettled; /* entries were added: interrupts are held until idemq_lost_leases_settle */
 } LostLeases;
 
 extern int64 idemq_row_lease(const Job *job);

@@ -18,7 +18,8 @@
  * A scan that finds such a job adopts it: it adds an entry, and then fetches the row again by a
  * newer snapshot.  If the job is still running, the transaction that ends it will remove the entry.
  * If not, the scan removes the entry, and unsets the queue's scan starts, because claimers may have
- * passed the job while it had the entry.
+ * passed the job while it had the entry.  In between, interrupts are held: a session that ended there
+ * would leave the entry, and no session could claim the job before its deadline.
  *
  * Taking back ended leases (job/reap.c) and this search are combined wherever a session does both:
  * before a claim (idemq_reap_some), and in idemq.reap() (idemq_reap_all).
@@ -135,6 +136,12 @@ adopt(LostLeases *lost, const Job *job, const QueueInfo *queue, int64 deadline, 
 
 	idemq_qstates_begin_change();
 	take = idemq_lease_adopt(job->id, job->token, &adopting, &adopted);
+	if (take == LEASE_TAKEN && !lost->unsettled)
+	{
+		/* A session that ended now would leave the entry of a job that may not be running any more. */
+		HOLD_INTERRUPTS();
+		lost->unsettled = true;
+	}
 	deadline = Min(deadline, adopted.limit);
 	/* Scheduled before anything can fail: if an error follows, the entry expires and is reaped. */
 	idemq_due_by(idemq_qstate_find(MyDatabaseId, job->queue_id), DUE_LEASE, deadline);
@@ -231,7 +238,23 @@ idemq_lost_leases_settle(LostLeases *lost, JobsTable *table, const QueueInfo *qu
 		return 0;
 	idemq_jobs_refresh(table);
 	foreach(lc, lost->found)
-		reaped += recover_recheck_adopted(lost, lfirst(lc), table, queue);
+	{
+		const LostLease *lease = lfirst(lc);
+
+		if (lease->adopted)
+			(void) recover_recheck_adopted(lost, lease, table, queue);
+	}
+	if (lost->unsettled)
+		RESUME_INTERRUPTS();
+	lost->unsettled = false;
+	/* A reap may wait and do more work. */
+	foreach(lc, lost->found)
+	{
+		const LostLease *lease = lfirst(lc);
+
+		if (!lease->adopted)
+			reaped += recover_recheck_adopted(lost, lease, table, queue);
+	}
 	list_free_deep(lost->found);
 	lost->found = NIL;
 	return reaped;
@@ -260,7 +283,8 @@ recover_priority(JobsTable *table, const QueueInfo *queue, RecoveryPoint *point,
 			!idemq_lost_lease_note(lost, &job, queue))
 			point->incomplete = true;
 		point->from = ready_key_after(key);
-		(*budget)--;
+		/* An interrupt waits only until the adopted jobs are settled. */
+		*budget = lost->unsettled && InterruptPending ? 0 : *budget - 1;
 	}
 	idemq_jobs_scan_end(table);
 	if (!found)
@@ -277,7 +301,7 @@ recover_priority(JobsTable *table, const QueueInfo *queue, RecoveryPoint *point,
 static int64
 recover_step(const QueueInfo *queue, RecoveryPoint *point, int budget)
 {
-	LostLeases lost = {CurrentMemoryContext, NIL, false};
+	LostLeases lost = {.context = CurrentMemoryContext};
 	JobsTable table;
 	int64 reaped;
 

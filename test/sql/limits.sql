@@ -214,6 +214,19 @@ SELECT finish();
 SELECT take(5);
 SELECT finish();
 SELECT take(5), permits();
+-- A claim of several jobs ends at a limit, although a lower priority has ready jobs of other groups.
+SET statement_timeout = '1 min';
+CALL fresh('group_max_running => 2, max_running => 1', 0);
+TRUNCATE held;
+SELECT count(idemq.enqueue('q', to_jsonb(i), group_key => 'g' || i, priority => i)) FROM generate_series(1, 3) i;
+SELECT take(5), permits();
+SELECT finish();
+SELECT take(5);
+CALL fresh('group_max_running => 2, rate_limit => 1, rate_period => ''1 h''', 0);
+SELECT count(idemq.enqueue('q', to_jsonb(i), group_key => 'g' || i, priority => i)) FROM generate_series(1, 3) i;
+SELECT take(5);
+SELECT take(5);
+RESET statement_timeout;
 -- As long as there may be.
 CALL fresh('max_running => 2147483647, rate_limit => 2147483647, rate_period => ''1000 years''');
 SELECT take(5), permits();

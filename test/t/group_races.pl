@@ -1,7 +1,7 @@
 # FIFO groups: sessions stopped between "visible" and "marked", or between "owned" and the
 # snapshot.  Whoever looks at the group meanwhile makes no second head, and passes no earlier job that is committed.
-# at least 85 assertions
-# stops: before_commit idemq_group_mark idemq_jobs_refresh idemq_lease_take idemq_qstates_unset_database idemq_transition idemq_wake_for_result
+# at least 88 assertions
+# stops: before_commit idemq_claim_one idemq_group_mark idemq_jobs_refresh idemq_lease_take idemq_qstates_unset_database idemq_transition idemq_wake_for_result
 
 use strict;
 use warnings FATAL => 'all';
@@ -284,7 +284,22 @@ foreach my $running (1, 2)
 		sql($node, "SELECT idemq.drop_queue('g', force => true)");
 	}
 }
-leave($one, $two);
+# The last start of a group.  A claim reads the head, another one is charged for its start, and then the first one is refused a
+# start: it leaves the job alone.  If it made the job wait for the rate, the other claim would lose the job, and the group a start.
+sql($node, "SELECT idemq.create_queue('g', group_rate_limit => 1, group_rate_period => '100 years', lease => '1 h')");
+sql($node, enqueue('last'));
+sql($node, "CALL idemq.wait('g', '0')");
+my $refused = send_to($claim, 'idemq_claim_one');
+my $other = session($node);
+my $charged = stop_at($other->{backend}, 'idemq_transition');
+$other->query_until(qr/sent/, "\\echo sent\n$claim;\n");
+$charged->();
+unlike($refused->(), qr/last/, 'a claim that is refused the last start');
+$charged->();
+like($other->query_safe('SELECT 1'), qr/last/, 'the claim that was charged for it has the job');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
+sql($node, "SELECT idemq.drop_queue('g', force => true)");
+leave($one, $two, $other);
 
 # In the shipped library, where nothing stops between the two looks at the rate.
 shipped($node);

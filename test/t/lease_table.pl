@@ -1,7 +1,7 @@
 # The lease table: who looks at it sees its own entries alone, one partition at a time, and
 # misses none; a session's end finds what it owns; shares of databases, and the reserve.
-# at least 73 assertions
-# stops: idemq_due_by idemq_lease_collect_expired idemq_lease_orphan idemq_lease_take idemq_leases_lock idemq_qstate_recovered_to visit_expired
+# at least 75 assertions
+# stops: idemq_due_by idemq_lease_collect_expired idemq_lease_hold idemq_lease_orphan idemq_lease_take idemq_leases_lock idemq_qstate_recovered_to visit_expired
 # expects in log: was terminated by signal 9
 
 use strict;
@@ -153,6 +153,21 @@ is_sql($node, $clean, '', 'check');
 	like($one->query_safe('SELECT 1'), qr/^1 claimed$/m, 'a search during which another one is requested');
 	is_sql($node, "SELECT count(*) FROM idemq.claim('again'); SELECT permits_used FROM idemq.metrics WHERE queue = 'again'", "0\n3", 'the next claim counts what came by hand');
 	is_sql($node, $clean, '', 'check');
+
+	# A session that is ended while it searches for lost leases leaves no entry of a job whose attempt has ended meanwhile.
+	sql($node, "SELECT idemq.create_queue('ended', lease => '1 h'); SELECT count(*) FROM idemq.enqueue_many('ended', '{1,2}'); SELECT count(*) FROM idemq.claim('ended', 2)");
+	sql($node, "BEGIN; SELECT idemq.enqueue('r', '5'); PREPARE TRANSACTION 'ended'");
+	sql($node, "COMMIT PREPARED 'ended'");
+	my $ended = session($node);
+	$stop = stop_at($ended->{backend}, 'idemq_lease_hold');
+	$ended->query_until(qr/sent/, "\\echo sent\nSELECT count(*) FROM idemq.claim('ended');\n");
+	$stop->();
+	sql($node, "SELECT idemq.release(id, token) FROM idemq.jobs WHERE payload = '1' AND queue_id = idemq.queue_id('ended'); SELECT pg_terminate_backend($ended->{backend})");
+	$stop->();
+	until_true('its end', sub { !kill 0, $ended->{backend} });
+	$ended->{run}->kill_kill;
+	is_sql($node, "SELECT payload FROM idemq.claim('ended', 2)", 1, 'a search that was ended: the job can be claimed at once');
+	is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');
 
 	# A queue that loses its state under a claim: the entry would be counted nowhere, so there is none, and the job waits.
 	$one->query_safe("SELECT idemq.reap('s')");

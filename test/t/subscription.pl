@@ -146,6 +146,7 @@ my %calls = (
 	cancel_by_key => "SELECT idemq.cancel_by_key('early', 'k')",
 	cancel_many => "SELECT * FROM idemq.cancel_many('{1}')",
 	cancel_matching => "SELECT * FROM idemq.cancel_matching('early', kind => 'k')",
+	record_details => "SELECT idemq.record_details('{1}', '{1}', ARRAY['{}'::jsonb])",
 	report_worker => "SELECT idemq.report_worker(gen_random_uuid(), 'w', '{early}')",
 	wait => "CALL idemq.wait('early', '0')",
 	wait_any => "CALL idemq.wait_any('{early}', '0')",

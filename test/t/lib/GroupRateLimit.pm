@@ -37,7 +37,9 @@ sub rate_server
 				END LOOP;
 			END IF;
 			IF dice > 0.9 THEN RAISE EXCEPTION 'rolled back'; END IF;
-		EXCEPTION WHEN SQLSTATE 'P0001' THEN NULL;
+		EXCEPTION WHEN SQLSTATE 'P0001' THEN
+			-- The attempt goes on.  Few stay with their session until it ends: their groups start nothing meanwhile.
+			IF dice < 0.99 THEN PERFORM idemq.release(job, job_token); END IF;
 		END $$;
 		CREATE FUNCTION work(q text, dice float8) RETURNS void LANGUAGE plpgsql AS $$
 		DECLARE job record;
