@@ -238,6 +238,9 @@ func (s *server) connect(ctx context.Context, lends bool) (*session, error) {
 		if err != nil {
 			return nil, err
 		}
+		if connected.Load() && s.pooled.Load() {
+			return conn, nil // pgbouncer 1.18 crashes if a client closes this connection before the cancel request has been answered
+		}
 		if connected.Load() {
 			return &cancelConn{conn, context.AfterFunc(s.over, func() { _ = conn.Close() })}, nil
 		}
