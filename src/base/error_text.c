@@ -29,7 +29,7 @@
 
 #include "base/base.h"
 
-/* A message, and its pattern, which is never longer. */
+/* An error message, and the pattern that is made from it, which is never longer than the message. */
 typedef struct Reader
 {
 	const char *text;

@@ -21,7 +21,7 @@
  * t.  The increment is rounded up to a nanosecond, so the limit is never exceeded.
  *
  * If the settings of a limit have changed, its state is converted.  A window gets all calls that
- * still count, each as of the end of its former part.  A bucket keeps the number of missing calls.
+ * still count, each as of the end of its former part.  A bucket keeps the number of calls by which it is below full.
  * After a change from a window to a bucket or back, the limit counts as used up, unless no call
  * was counted in the last period.  So a call may have to wait for up to one period too long after
  * a change.
@@ -150,7 +150,7 @@ rate_recount(RateState *state, const RateState *from, int64 scale, int64 now)
 	}
 }
 
-/* Converts a state if it was counted under other settings of its limit. */
+/* Converts the state of a limit that was counted under other settings. */
 static void
 rate_convert(const RateLimit *limit, RateState *state, int64 now)
 {

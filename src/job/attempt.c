@@ -180,8 +180,8 @@ idemq_attempt_find_current(JobsTable *table, int64 id, int64 token, Attempt *att
 /*
  * Locks the row of a current attempt FOR SHARE until the end of the transaction.  Until then, a
  * call that would end the attempt waits or skips the job.  Returns the id of the job's queue.
- * Raises IQ001, IQ002 or IQ006 if the attempt is not current, IQ001 without waiting if an open
- * transaction is cancelling the job, and 40001.
+ * Raises IQ001, IQ002 or IQ006 if the attempt is not current.  Raises IQ001 without waiting if an open
+ * transaction is cancelling the job.  May raise 40001.
  */
 int32
 idemq_attempt_hold(int64 id, int64 token)

@@ -98,7 +98,7 @@ unblock(JobCall *call, JobsTable *table)
 
 	if (!job_has(&call->job, COL_GROUP_KEY))
 	{
-		/* Blocked by its parents; or by hand, and then it is never next. */
+		/* Its parents block it; or a DBA has set it to blocked, and then nothing promotes it. */
 		if (idemq_dependencies_exist())
 			promoted = idemq_promote_child(table, queue, call->id);
 	}

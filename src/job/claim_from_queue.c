@@ -4,8 +4,8 @@
  *
  * A claim begins at the scan start of each priority, skips the jobs that have a lease entry, claims
  * those that are ready, and moves the scan start up past the index entries that it has proved
- * unclaimable.  It skips a job without an entry whose row another transaction holds, and the scan
- * start stays before that job.
+ * unclaimable.  If a job has no lease entry but another transaction holds its row, the claim skips
+ * the job, and the scan start stays before it.
  */
 #include "postgres.h"
 
@@ -59,7 +59,10 @@ make_wait(ClaimCall *call, JobsTable *table, const Job *job, bool is_paused, Tim
 	return STEP_PASS;
 }
 
-/* Claims a fetched job that is ready, and adds it to the answer. */
+/*
+ * Claims a fetched job and adds it to the answer, or makes it wait, or stops the scan.  The caller
+ * has checked that the job has not expired, that its group is not paused, and that it has a permit.
+ */
 static ScanStep
 claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 {

@@ -79,7 +79,7 @@ idemq_tick_key_own(int32 queue_id, const char *key, int length)
 	own.subid = GetCurrentSubTransactionId();
 }
 
-/* Returns the length of the name in a key of a tick's shape, 0 for other keys. */
+/* If a key has the form of a tick's key, returns the length of the schedule name in it; otherwise 0. */
 static int
 name_length(const char *key, int length)
 {

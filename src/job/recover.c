@@ -38,7 +38,7 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* Number of index entries that one step scans for lost leases: of a claim, and of the worker. */
+/* Number of index entries that a claim and the worker scan for lost leases in one step. */
 #define RECOVERY_STEP 1000
 #define WORKER_STEP 20000
 

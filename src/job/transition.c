@@ -394,7 +394,7 @@ transition_note(const Transition *transition, const Job *job, const QueueInfo *q
 	bool one_step = (transition->flags & ONE_STEP) != 0;
 	bool finishes = job_status_is_finished(transition->to);
 	bool blocks = transition->to == JOB_BLOCKED;
-	/* Not if the job runs once more in this transaction. */
+	/* A job that runs again in this transaction is not announced. */
 	bool announces = finishes && queue->notify_finished &&
 					 !is_asked(transition, job, SERVES_REQUEST);
 	JobStatus announced = announces ? transition->to : NOT_ANNOUNCED;

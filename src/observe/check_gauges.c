@@ -57,9 +57,11 @@ gauges_report(CheckCall *call, int32 queue_id, const CounterView *view, const in
 }
 
 /*
- * Reads what shared memory counts of a queue: its gauges into *view, and into *excess the
- * difference between its count for max_unfinished and the unfinished ones of jobs, its rows by
- * status.  Returns whether both agree with the rows, or are unknown.
+ * Compares what shared memory counts for a queue with jobs, the number of its rows in each status.
+ * Returns false if they differ; then sets *view to its counters, and *excess to how much the count
+ * for max_unfinished is too large (below 0: too small).  Returns true if they agree.  Also returns
+ * true if the gauges are unknown, even if the other count differs, because without them it cannot
+ * be proved that nothing has changed meanwhile.
  */
 static bool
 gauges_agree(int32 queue_id, const int64 *jobs, CounterView *view, int64 *excess)
@@ -70,7 +72,10 @@ gauges_agree(int32 queue_id, const int64 *jobs, CounterView *view, int64 *excess
 	*excess = 0;
 	if (qstate == NULL)
 		return true;
-	/* Before the number of changes, because a commit changes that number first. */
+	/*
+	 * Read this count before the number of changes.  A commit raises that number first, so a commit
+	 * between the two reads is noticed.
+	 */
 	if (idemq_unfinished_view(qstate, queue_id, &unfinished) && !unfinished.is_bound)
 		*excess = unfinished.jobs -
 				  (jobs[JOB_BLOCKED] + jobs[JOB_PENDING] + jobs[JOB_RUNNING] + jobs[JOB_RETRYING]);

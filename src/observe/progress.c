@@ -3,8 +3,8 @@
  *		SQL function progress: the progress of a job, computed from its last checkpoint.  For
  *		{"done": 3, "of": 10}, this is 30 %.
  *
- * The worker chooses the form of its checkpoints.  A checkpoint without these two numbers, or
- * whose "of" is not positive, gives no progress.
+ * The worker chooses the form of its checkpoints.  If either number is missing, or
+ * "of" is not positive, the job has no progress.
  */
 #include "postgres.h"
 

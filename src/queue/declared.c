@@ -13,7 +13,7 @@
  *
  * Values are compared as their types compare them, so '1 day' and '24 h' are the same interval.
  * Everything is read by one statement under the latest snapshot, which takes no lock.  The writer
- * holds the lock of the queue's name, and then the lock of its row.
+ * takes the lock on the queue's name first, and then the lock on its row.
  *
  * The defaults are those of create_queue's arguments.  They are read from the catalog, because they
  * are defined only there.  The SQL objects may be older than this library, so the call determines

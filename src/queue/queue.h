@@ -22,7 +22,7 @@
 typedef char QueueName[IDEMQ_MAX_QUEUE_NAME + 1];
 
 /*
- * All settings of a queue: name, kind, minimum and maximum.  They are columns of idemq.queues,
+ * The settings of a queue, each with its name, kind, minimum and maximum.  They are columns of idemq.queues,
  * fields of QueueInfo, and, in this order after the queue's name, the arguments of create_queue and
  * alter_queue.  Intervals are in microseconds, and have the same maximum as all interval
  * arguments.  CONTRIBUTING.md describes how to add a setting.

@@ -4,8 +4,8 @@
  *		memory their base, or to return the counts if the gauges are not known.
  *
  * shared/counts/counters.c explains why a count is exact while other sessions change jobs.  A
- * session that finds that gauges are unknown (idemq.metrics, the worker, idemq.recount) counts, but
- * at most for 1 % of the time.  If it cannot count for all sessions, idemq.metrics counts only for
+ * session that finds the gauges unknown (idemq.metrics, the worker, idemq.recount) counts the jobs,
+ * but counting takes at most 1 % of the time.  If it cannot count for all sessions, idemq.metrics counts only for
  * itself.
  *
  * A new queue is known to be empty, because create_queue never gives an id twice.  A DBA must run

@@ -63,7 +63,7 @@ idemq_grant_text(const char *queue, const char *role, const char *privilege)
 					quote_literal_cstr(quote_identifier(role)), privilege);
 }
 
-/* Locks what a role holds or has created in this database until the end of the transaction. */
+/* Locks, until the end of the transaction, everything that a role holds or has created in this database. */
 void
 idemq_role_lock(Oid role, RoleLock what)
 {

@@ -155,8 +155,8 @@ idemq_waits_for(const EventName *event, int *count)
 }
 
 /*
- * Ends the waits of jobs whose rows the caller holds, because their event has been sent.  Above
- * READ COMMITTED raises 40001 if this transaction cannot see all of them.
+ * Ends the waits of jobs whose rows the caller holds, because their event has been sent.  At an
+ * isolation level above READ COMMITTED, raises 40001 if this transaction cannot see all of them.
  */
 void
 idemq_waits_arrived(const EventName *event, const int64 *job_ids, int count, Datum payload)

@@ -87,7 +87,11 @@ head_keys(ScanKeyData *keys, int32 queue_id, Datum name, TimestampTz from)
 				TimestampTzGetDatum(from));
 }
 
-/* Fetches the head of a group; returns false if it has none with a ready_at not before from. */
+/*
+ * Fetches the first job of a group with a ready_at of at least from; returns false if there is none.
+ * from must be a low-water mark (GroupLowWater.heads), so this job is the head.  name must not point
+ * into table->row.
+ */
 bool
 idemq_jobs_group_head(JobsTable *table, int32 queue_id, Datum name, TimestampTz from, Job *job)
 {

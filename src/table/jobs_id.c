@@ -366,6 +366,10 @@ take_block(Oid sequence, int count, int64 *first)
 	return taken;
 }
 
+/*
+ * Takes count ids, in ascending order: a block of consecutive ones if there are several and the
+ * sequence permits it, otherwise one by one.
+ */
 static void
 take_ids(Oid sequence, int64 *ids, int count)
 {

@@ -150,7 +150,7 @@ idemq_jobs_delete_sql(int64 id)
 }
 
 /*
- * Deletes a job that finished at that time, and whose row the caller has not locked.  Returns false
+ * Deletes a job that finished at finished_at.  The caller has not locked its row.  Returns false
  * if another transaction holds the row, if the job is no longer finished, or if a trigger prevents
  * the deletion.
  */

@@ -198,7 +198,7 @@ effect_key(const StepName *name, int32 round)
 
 /*
  * Begins a step that does not exist, or begins a new round of a locked step that is refused or
- * void.  Returns false like idemq_step_write.
+ * void.  Returns false in the same cases as idemq_step_write.
  */
 bool
 idemq_step_begin(const StepName *name, int32 queue_id, const StepCall *call, Step *step)

@@ -39,8 +39,8 @@
  *
  * COMMIT and the aborts come when the end is visible to others, with interrupts held;
  * PREPARE when it is on disk; sub COMMIT, PRE_COMMIT and PRE_PREPARE in the middle of the
- * transaction.  All but PRE_COMMIT and PRE_PREPARE take LWLocks at most, and neither
- * allocate nor raise.
+ * transaction.  All except PRE_COMMIT and PRE_PREPARE take no locks but LWLocks, and
+ * neither allocate memory nor raise errors.
  */
 #include "postgres.h"
 

@@ -60,7 +60,7 @@ typedef struct Action
 	bool transferred; /* claim: it has the permit of an attempt that this transaction ends */
 	bool once;		  /* claim: the same call ends the attempt */
 	bool frees;		  /* end: the attempt was counted as running */
-	uint8 finished;	  /* end, finish: the JobStatus to announce; 0: none */
+	uint8 finished;	  /* end, finish: the JobStatus to announce, or NOT_ANNOUNCED */
 	EventKind event;  /* event: for NOTIFY */
 	union
 	{
@@ -308,7 +308,11 @@ drop_ended(const Action *action)
 		idemq_listeners_tell(dropped.process);
 }
 
-/* Tells the children of a job that has finished, or whose attempt has ended, and the waiting sessions. */
+/*
+ * After the commit of a transaction that has finished a job or ended its attempt: marks the job for
+ * its children, wakes the sessions that wait for its result, and announces its status for NOTIFY
+ * unless it is NOT_ANNOUNCED.  Neither allocates memory nor raises errors.
+ */
 static void
 tell_of_end(const Action *action)
 {

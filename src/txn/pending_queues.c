@@ -231,7 +231,11 @@ idemq_pending_ready_view(int32 queue_id, ScanStart *view)
 	}
 }
 
-/* Notes a row that was written: its status before and after, NO_ROW for none. */
+/*
+ * Counts a written row in the gauges: from and to are its status before and after, NO_ROW for none.
+ * A new row uses up room that was taken for it.  Also notes if the row's group was not counted,
+ * because this session does not know of a group_max_unfinished.  May allocate memory.
+ */
 void
 idemq_pending_counts_row(int32 queue_id, int from, int to)
 {

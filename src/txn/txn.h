@@ -54,7 +54,7 @@ typedef enum ActionKind
 	ACTION_EXTENSION, /* commit: a worker visits the database */
 } ActionKind;
 
-/* Instead of a status to announce: there is no NOTIFY for this job. */
+/* Passed instead of a status if the end of the job is not announced with NOTIFY. */
 #define NOT_ANNOUNCED ((JobStatus) 0)
 
 extern void idemq_pending_reserve(void);

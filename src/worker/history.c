@@ -106,7 +106,7 @@ idemq_history_begin(TimestampTz young)
 		queue = hash_search(history_known, &view.queue_id, HASH_ENTER, NULL);
 		queue->seen = false;
 		queue->last.counts = counts;
-		/* So the next row contains its gauges even if they do not change. */
+		/* This makes the next row contain the gauges even if they do not change. */
 		queue->last.counts.known = false;
 		queue->last.due = DT_NOEND;
 	}

@@ -137,8 +137,8 @@ purge_by_time(ByTime *by_time, TimestampTz now, int64 limit)
 }
 
 /*
- * Deletes a row by SQL, in a subtransaction.  Returns false if the row stays.  Logs an error, if it
- * is the first one of the pass, but raises it if the query was cancelled.
+ * Deletes a row by SQL, in a subtransaction.  Returns false if the row stays.  Logs the
+ * first error of a pass; raises the error if the query was cancelled.
  */
 static bool
 delete_by_sql(const Job *job, TimestampTz finished_at)

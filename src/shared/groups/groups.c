@@ -46,8 +46,8 @@
  *	 - before an earlier promoter owned the group: the snapshot of that promoter showed W.  So it
  *	   knew W's job when it chose a head, whose id is not above the id of W's job as long as that
  *	   job is blocked.
- * A mark that finds no entry finds no low-water mark: a new entry has none, nor has one that is
- * added again.
+ * If W's mark found no entry for the group, there was no low-water mark to lower: an entry begins
+ * without one, even if it was removed before and is added again.
  *
  * If the snapshot does not show W, the check is right for the rows that it shows, which are as they
  * were before W.  The low-water mark that P stores may then be too high for W's job, and P need not

@@ -133,7 +133,10 @@ typedef struct Lease
 	dlist_node owned;	  /* in the list of its session (lease_sessions.c) */
 } Lease;
 
-/* The terms that a claim has overwritten, because its own transaction ends the former attempt. */
+/*
+ * The fields of an entry that a claim overwrites when its own transaction ends the former attempt.
+ * PriorLease keeps them, so that a rollback can restore them.
+ */
 #define LEASE_TERMS(lease) ((char *) (lease) + offsetof(Lease, token))
 
 typedef struct PriorLease

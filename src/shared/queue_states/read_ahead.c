@@ -172,7 +172,10 @@ idemq_read_ahead_drop_last_key(ReadAhead *read_ahead)
 	read_ahead->count = whole_keys(read_ahead->entries, read_ahead->count, read_ahead->count - 1);
 }
 
-/* Truncates a read-ahead buffer at a key. */
+/*
+ * If the buffer is for that priority, removes its entries from key on, key included, so its range
+ * ends at or before key.  The caller holds the lock on the queue state.
+ */
 void
 idemq_read_ahead_cut(ReadAhead *read_ahead, int priority, ReadyKey key)
 {
