@@ -45,8 +45,8 @@ typedef struct HandlerProcess
 	QueueState *qstate;		   /* state of the queue */
 	ClaimedJobs *claimed;	   /* from the last committed claim */
 	const ClaimedJob *current; /* the job whose function is running; NULL between jobs */
-	int done;				   /* number of jobs that the last transaction has run */
-	MemoryContext errors;	   /* holds the last error */
+	int done; /* number of jobs that the last transaction has run; valid after RUN_DONE with jobs */
+	MemoryContext errors; /* holds the last error */
 } HandlerProcess;
 
 /*

@@ -344,8 +344,9 @@ run_claim(const QueueInfo *queue)
 /*
  * Runs jobs in a transaction.  If claim is true, it also claims the next jobs, which are in
  * idemq_handler.claimed after the commit.  If count is 0, the transaction only claims.  Returns
- * RUN_DONE if the transaction has committed.  After RUN_FAILED, *error is the error that was
- * raised.
+ * RUN_DONE if everything was done and has committed, and RUN_LEAVE if no job was run and none
+ * claimed; this transaction commits, too.  After RUN_FAILED, everything was rolled back, and *error
+ * is the error that was raised.
  */
 RunResult
 idemq_handler_run(ClaimedJob *jobs, int count, bool claim, ErrorData **error)

@@ -101,7 +101,7 @@ idemq_dependency_scan_next(DependencyScan *scan)
 	return true;
 }
 
-/* Returns a column of the current row that is never NULL. */
+/* Returns a bigint column of the current row, which must not be NULL in this row. */
 int64
 idemq_dependency_scan_int64(const DependencyScan *scan, int column)
 {

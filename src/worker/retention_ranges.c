@@ -294,7 +294,11 @@ idemq_ranges_begin_visit(IdScan *scan)
 	return true;
 }
 
-/* Notes when to visit a job again that stays.  The ids of a visit are passed in ascending order. */
+/*
+ * Notes that a visited job stays, and when to visit it again.  Within a visit, ids must be passed in
+ * ascending order.  An id comes again if several versions of its row are in doubt or visible; then
+ * two neighbouring ranges may both contain it.
+ */
 void
 idemq_ranges_stays(int64 id, TimestampTz next_visit)
 {
