@@ -90,7 +90,9 @@ my $views = q{SELECT relname FROM pg_class WHERE relkind = 'v' AND relnamespace 
 sub of_page
 {
 	my %constants = (PAGE => 50, FLOW => 10000);
-	my %values = (flow => $join, flowJobs => $join, flowOthers => $join, errors => 'NULL', queue => "'dead'", audit => 'NULL', holds => "'several'");
+	my %values = (flow => $join, flowJobs => $join, flowOthers => $join, errors => 'NULL', queue => "'dead'", audit => 'NULL', holds => "'several'",
+		jobByKey => "'key 1'", queuesNamed => "'queue1'", keysFrom => "'key'", kindsNamed => "'k'", errorsOfQueue => "'dead'", healedOfQueue => "idemq.queue_id('dead')",
+		workersOfQueue => "'dead'", servedBy => "idemq.queue_id('dead')");
 	my $source = slurp_file("$FindBin::RealBin/../../ui/src/queries.mjs");
 	my %found;
 

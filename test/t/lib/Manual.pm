@@ -20,8 +20,8 @@ our @EXPORT = qw(lines blocks runs_sql);
 
 my $source = $ENV{IDEMQ_SOURCE};
 my %runs = map { $_ => 1 } qw(sql python sh shell js ts);
-# clients/languages takes what it runs from the page.
-my %taken = map { $_ => 'doc/usage/any-language.md' } qw(ruby php perl go);
+# clients/languages and clients/go take what they run from these pages.
+my %taken = ((map { $_ => ['doc/usage/any-language.md'] } qw(ruby php perl)), go => [ 'doc/usage/any-language.md', 'doc/usage/go.md' ]);
 
 # A document's lines: [ language of the block it stands in, or 'fence', or ''; text ].
 sub lines
@@ -35,7 +35,7 @@ sub lines
 		{
 			$in = $in ne '' ? '' : $1 eq '' ? 'text' : $1;
 			push @lines, [ 'fence', $text ];
-			die "$file: no block of $in\n" if $in ne '' && $in ne 'text' && !$runs{$in} && ($taken{$in} // '') ne $file;
+			die "$file: no block of $in\n" if $in ne '' && $in ne 'text' && !$runs{$in} && !grep { $_ eq $file } @{ $taken{$in} // [] };
 		}
 		else { push @lines, [ $in, $text ] }
 	}

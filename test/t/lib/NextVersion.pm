@@ -55,7 +55,7 @@ C
 	}
 	if (waits)
 C
-		[ "/* The arrays of enqueue_many; values", <<'C' ] ],
+		[ "/* The arrays of enqueue_many.  An array", <<'C' ] ],
 /* As the SQL objects of the version before call it, and enqueue_job. */
 SQL_FUNCTION(idemq_sql_enqueue)
 {
@@ -67,7 +67,7 @@ SQL_FUNCTION(idemq_sql_v2_enqueue)
 	return enqueue(fcinfo, true);
 }
 
-/* The arrays of enqueue_many; values
+/* The arrays of enqueue_many.  An array
 C
 	'src/queue/queue.h' => [ [ '#define QUEUE_SETTINGS(SETTING)', '#define SETTINGS_BEFORE(SETTING)' ],
 		[ "\n/* The kinds, and what each is in QueueInfo. */\n", <<'C' ] ],
