@@ -149,7 +149,7 @@ SQL_FUNCTION(idemq_sql_v2_alter_queue)
 	return idemq_sql_alter_queue(fcinfo);
 }
 C
-	'src/api/internal.c' => [ [ '/* Returns the QueuePrivilege bits that a word stands for. */', <<'C' ] ],
+	'src/api/internal.c' => [ [ '/* Returns the QueuePrivilege bits for the name of a privilege. */', <<'C' ] ],
 /* check_kind(name, value) -> void; 22004, 22023. */
 SQL_FUNCTION(idemq_sql_v2_internal_check_kind)
 {
@@ -158,7 +158,7 @@ SQL_FUNCTION(idemq_sql_v2_internal_check_kind)
 	PG_RETURN_VOID();
 }
 
-/* Returns the QueuePrivilege bits that a word stands for. */
+/* Returns the QueuePrivilege bits for the name of a privilege. */
 C
 	'sql/parts/05_internal.sql' => [ [ "CREATE FUNCTION idemq_internal.check_kind(kind text) RETURNS void", <<'SQL' ] ],
 CREATE FUNCTION idemq_internal.check_kind(name text, value text) RETURNS void
