@@ -35,7 +35,7 @@ export const doings = {
     run: outcomes('SELECT c.outcome FROM idemq.cancel_many($1) c'),
   },
   priority: {
-    title: 'Set priority', needs: 'enqueue', tabs: ['waiting', 'retrying', 'blocked', 'scheduled', 'all'], success: 'accepted', done: 'given the priority', value: true,
+    title: 'Set priority', needs: 'enqueue', tabs: ['waiting', 'retrying', 'blocked', 'scheduled', 'all'], success: 'accepted', done: 'given the new priority', value: true,
     does: 'they get this priority (0 is claimed first, 9 last). Running and finished jobs do not change.',
     async run(query, { ids, value }) {
       return sum(await query(`SELECT x.outcome::text, count(*) AS jobs FROM (SELECT idemq.reschedule(i, priority => $2) AS outcome
