@@ -1,6 +1,6 @@
-// What can be done from the pages.  Each asks first: it says what will happen and to how many
-// jobs; then it runs in one transaction.  The functions write idemq.audit themselves, with
-// session_user, in that transaction.
+// The actions of the pages.  Before an action runs, a confirmation shows what it will do and how many jobs
+// it will affect.  It then runs in one transaction.  The SQL functions themselves write the entry in
+// idemq.audit, with session_user, in the same transaction.
 import { html } from './html.mjs';
 import { count, time } from './format.mjs';
 import { insist } from './jobs/doing.mjs';
@@ -11,14 +11,14 @@ const id = (input) => {
   return input.id;
 };
 
-// No LIKE pattern: the question counts the jobs of a fingerprint, and idemq.redrive takes either.
+// A LIKE pattern is refused: idemq.redrive accepts patterns, but the confirmation counts the jobs of a fingerprint.
 const fingerprint = (input) => {
   if (input.error !== undefined && !/^[0-9a-f]{16}$/.test(input.error))
     throw Object.assign(new Error('Use the fingerprint of an error. Start from the Errors page.'), { statusCode: 400 });
   return input.error;
 };
 
-/** says: whether the answer is followed by where the job is now. */
+/** says: whether the message also shows the job's new status. */
 const jobAction = (title, needs, does, call, answers, { inputs = [], says = false, undo = true } = {}) => ({
   title,
   button: () => title,
@@ -39,7 +39,7 @@ const jobAction = (title, needs, does, call, answers, { inputs = [], says = fals
   back: (input) => `/job/${input.id}`,
 });
 
-/** A time of a form, which is in UTC, and a priority. */
+/** A time from a form, which is in UTC, and a priority. */
 function rescheduled(input) {
   const runAt = input.run_at && Date.parse(`${input.run_at}Z`);
   if (Number.isNaN(runAt) || (input.priority !== undefined && !/^[0-9]$/.test(input.priority)) || (!input.run_at && input.priority === undefined))
@@ -151,7 +151,7 @@ export const actions = {
     'SELECT idemq.resume_schedule($1) AS answer', (next, input) => `Schedule ${input.schedule} was resumed. Its next tick is at ${time(next)}.`),
 };
 
-/** The inputs of an action out of a form or a link: those that it names, as text, and no more. */
+/** The inputs of an action from a form or a link: only those that the action names, as text. */
 export function inputsOf(action, given) {
   return Object.fromEntries(action.inputs.filter((name) => typeof given[name] === 'string' && given[name] !== '')
     .map((name) => [name, given[name]]));

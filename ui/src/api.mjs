@@ -1,4 +1,4 @@
-// JSON for programs: what the pages show, in the names of SQL.  GET only, with the same privileges as the pages.
+// JSON for programs: the data of the pages, with the names used in SQL.  GET only, with the same privileges as the pages.
 import * as jobQueries from './jobs/queries.mjs';
 import * as queries from './queries.mjs';
 
@@ -11,7 +11,7 @@ export function apiRoutes(app, { database }) {
   const numbers = ({ queue_id: _, may_administer: __, ...row }) => Object.fromEntries(Object.entries(row)
     .map(([name, value]) => [name, !texts.includes(name) && typeof value === 'string' && /^\d+$/.test(value) ? Number(value) : value]));
 
-  // For a load balancer: whether the page reaches its database.
+  // For a load balancer: whether the page can reach its database.
   app.get('/healthz', async (request, reply) => {
     await database.one('SELECT 1 AS one');
     return json(reply, { status: 'ok' });

@@ -1,23 +1,23 @@
-// The connection: that of whoever starts the page, by the PG* settings.  Row-level security
-// decides what is shown.  (pg asks for client_encoding UTF8 itself.)
+// The database connections, which use the PG* variables of the user who started the page.  Row-level
+// security determines what the page shows.  (pg itself requests client_encoding UTF8.)
 import pg from 'pg';
 
-// Times with their microseconds, as text; ids are text already.  (Debian's pg does not export TypeOverrides.)
+// Times are returned as text, with microseconds.  Ids are text anyway.  (Debian's pg does not export TypeOverrides.)
 const asText = {
   getTypeParser: (type, format) => (type === pg.types.builtins.TIMESTAMPTZ ? String : pg.types.getTypeParser(type, format)),
 };
 
-// PGOPTIONS may say otherwise.
+// PGOPTIONS can override these settings.
 const patience = { statement_timeout: '2s', lock_timeout: '3s' };
 const settings = {
   search_path: 'pg_catalog',
-  jit: 'off', // no statement of a page is worth compiling
+  jit: 'off', // the statements of the pages are too short for compilation to pay off
   default_transaction_read_only: 'on',
   idle_in_transaction_session_timeout: '60s',
-  // What the server prints and reads, whatever is set for the role or the database.
+  // Formats of input and output, regardless of the settings of the role or the database.
   TimeZone: 'UTC',
   DateStyle: 'ISO,MDY',
-  IntervalStyle: 'postgres', // the one that pg reads
+  IntervalStyle: 'postgres', // the style that pg can read
   extra_float_digits: '1',
   bytea_output: 'hex',
   standard_conforming_strings: 'on',
@@ -31,18 +31,18 @@ export class Database {
     this.pool = new pg.Pool({
       application_name: 'idemq-ui',
       max: 4,
-      // A page that refreshes itself finds its connection again.
+      // Long enough for a live page to use the same connection for each refresh.
       idleTimeoutMillis: 30_000,
       types: asText,
       connectionTimeoutMillis: 5000,
       ...config,
       options: `${options(patience)} ${process.env.PGOPTIONS ?? ''} ${options(settings)}`,
     });
-    // A connection that dies idle is made anew by the next request.
+    // If an idle connection is lost, the next request opens a new one.
     this.pool.on('error', () => {});
   }
 
-  /** Rows of a query; one statement, one transaction.  An error knows its statement. */
+  /** The rows of one statement, in its own transaction.  An error contains the statement. */
   async query(text, values = []) {
     try {
       return (await this.pool.query(text, values)).rows;
@@ -51,7 +51,7 @@ export class Database {
     }
   }
 
-  /** Rows of a query that somebody asked for, and that may take longer than a page's. */
+  /** The rows of a query that the user has requested, and that may take longer than the query of a page. */
   async patiently(text, values = []) {
     return this.transaction('BEGIN', async (query) => query(text, values));
   }
@@ -60,7 +60,7 @@ export class Database {
     return (await this.query(text, values))[0];
   }
 
-  /** Runs an action in a transaction that may write; actor: for whom, as idemq.audit says it. */
+  /** Runs an action in a read-write transaction.  actor: the user that idemq.audit records. */
   async write(run, actor = null) {
     return this.transaction('BEGIN READ WRITE', async (query) => {
       if (actor !== null) await query("SELECT set_config('idemq.actor', $1, true)", [actor]);

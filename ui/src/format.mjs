@@ -1,7 +1,7 @@
-// Numbers, times and lengths of time as people read them.
+// Formats numbers, times and durations for display.
 import { now } from './clock.mjs';
 
-/** 12345 as 12,345; nothing as a dash. */
+/** 12345 as 12,345; null as a dash. */
 export function count(value) {
   return value === null || value === undefined ? '–' : BigInt(value).toLocaleString('en');
 }
@@ -27,7 +27,7 @@ function milliseconds(value) {
   return typeof value === 'string' ? Date.parse(value.replace(' ', 'T').replace(/\+00$/, 'Z')) : Number(value);
 }
 
-/** Whether JavaScript has no such time: infinity, a year of five digits, one before Christ. */
+/** Whether JavaScript cannot represent a time, for example infinity, a year of five digits, or a year BC. */
 const beyond = (value) => Number.isNaN(milliseconds(value));
 
 /** A time as 2026-11-22 05:12:09 UTC. */
@@ -36,13 +36,13 @@ export function time(value) {
   return value ? `${new Date(milliseconds(value)).toISOString().slice(0, 19).replace('T', ' ')} UTC` : '–';
 }
 
-/** A time at a chart's axis, in milliseconds: 14:30, or Tue 24. */
+/** A time in milliseconds as the label of an axis: 14:30, or Tue 24. */
 export function axisTime(value, days) {
   const at = new Date(value);
   return !days ? at.toISOString().slice(11, 16) : `${at.toLocaleDateString('en', { weekday: 'short', timeZone: 'UTC' })} ${at.getUTCDate()}`;
 }
 
-/** How far a time is from now: 3 min ago, in 20 s. */
+/** The distance of a time from now: 3 min ago, in 20 s. */
 export function distance(value, from = now()) {
   if (!value) return '–';
   if (beyond(value)) return /^-|BC$/.test(value) ? 'long ago' : 'far off';
@@ -72,7 +72,7 @@ export function rate(value) {
   return value < 10 ? value.toFixed(1) : Math.round(value).toLocaleString('en');
 }
 
-/** A share as 7.5 %, 99 %: 100 % only when nothing is left. */
+/** A percentage as 7.5 % or 99 %.  Only a complete share is shown as 100 %. */
 export function percent(value) {
   const share = Number(value);
   return `${share < 10 || (share > 99 && share < 100) ? Math.floor(share * 10) / 10 : Math.floor(share)} %`;

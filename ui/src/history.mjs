@@ -1,31 +1,30 @@
-// What idemq.history tells of a span of time, in as many steps as a chart has room for.  It is read
-// whole when somebody looks first, and from then on what is new; nothing is asked of the server
-// when no page is open.
+// The data of idemq.history for a time span, with one value for each point of a chart.  The first request
+// reads the whole span, and later requests read only new rows.  If no page is open, nothing is read.
 import { now as present } from './clock.mjs';
 import * as queries from './queries.mjs';
 
-/** Seconds of a step of idemq.history, of a point of the chart, and of the span. */
+/** The lengths of a step of idemq.history, of a point of the chart, and of the span, in seconds. */
 export const spans = {
   '1h': { title: 'the last hour', step: 10, point: 30, seconds: 3600 },
   '24h': { title: 'the last 24 hours', step: 60, point: 600, seconds: 86400 },
   '7d': { title: 'the last 7 days', step: 600, point: 3600, seconds: 604800 },
 };
 
-/** Of each queue of the table: a minute a point, so that a thousand queues are read at once. */
+/** The span for the table of queues: one point per minute, so that a thousand queues can be read at once. */
 const table = { title: 'the last hour', step: 60, point: 60, seconds: 3600 };
 
-/** What a point holds: what was so at its end, what happened in it, and times in seconds. */
+/** The values of a point: gauges at its end, counts of events within it, and times in seconds. */
 const gauges = ['pending', 'running', 'due_last'];
 const happened = ['enqueued', 'completed', 'failures', 'died'];
 const fields = [...gauges, ...happened, 'oldest_due', 'wait_p50', 'wait_p95', 'run_p50', 'run_p95'];
 const place = Object.fromEntries(fields.map((name, i) => [name, i]));
 const WIDTH = fields.length;
-/** A span that nobody has looked at for so long, in milliseconds, is forgotten. */
+/** A span that has not been requested for this time, in milliseconds, is forgotten. */
 const KEPT = 600_000;
-/** Of these are the points of all queues. */
+/** The key of the points for all queues together. */
 const ALL = Symbol('all queues');
 
-/** Where in its retention tier a span's steps of a time are. */
+/** The places of a span's steps in their retention tier, from one time to another. */
 function places(span, since, now) {
   const size = { 10: 360, 60: 1440, 600: 1008 }[span.step];
   const [from, to] = [Math.floor(since / span.step) + 1, Math.floor(now / span.step)];
@@ -37,14 +36,14 @@ class Span {
     this.span = span;
     this.size = span.seconds / span.point;
     this.rows = new Map();
-    this.last = 0; // number of the last point: it ends at last * span.point seconds
-    this.until = 0; // up to when it is known what happened, in seconds: in a step that has no row nothing did
-    this.first = Infinity; // number of the first point of which something is known
+    this.last = 0; // number of the last point, which ends at last * span.point seconds
+    this.until = 0; // time in seconds up to which the history is known; in an earlier step without a row, nothing happened
+    this.first = Infinity; // number of the first point with data
     this.before = null; // gauges before the first point
     this.read = 0;
   }
 
-  /** Makes room for the points up to one. */
+  /** Makes room for all points up to this one. */
   advance(last) {
     const shift = Math.min(last - this.last, this.size);
     if (shift <= 0) return;
@@ -64,7 +63,7 @@ class Span {
     this.first = Math.min(this.first, number);
   }
 
-  /** Takes up what was read at a time, in seconds. */
+  /** Adds the rows that were read at a time, in seconds. */
   add(rows, now) {
     this.advance(Math.ceil(now / this.span.point));
     this.until = Math.max(this.until, (Math.floor(now / this.span.step) - 1) * this.span.step);
@@ -75,8 +74,8 @@ class Span {
   }
 
   /**
-   * Values of one field at each point, null where nothing is known.  Where nothing happened, a gauge
-   * is as before, and what is due has become older.  now: a gauge, where nothing happened at all.
+   * The values of one field at each point, or null if nothing is known.  In a point without events, a gauge keeps
+   * its value, and the age of the oldest due job increases.  now: the value of the gauge if there are no events at all.
    */
   values(queue, name, now = null) {
     const row = this.rows.get(queue);
@@ -91,7 +90,7 @@ class Span {
     for (let i = 0; i < this.size; i += 1) {
       const number = this.last - this.size + 1 + i;
       const value = at(name, i);
-      // How much of the point was read: the last is not over yet.
+      // How much of the point has been read.  The last point has not ended yet.
       const seconds = Math.min(this.span.point, this.until - (number - 1) * this.span.point);
       const there = !Number.isNaN(at('enqueued', i));
       due = there ? at('due_last', i) : due + Math.max(seconds, 0);
@@ -122,7 +121,7 @@ export class History {
     this.reads = new Map();
   }
 
-  /** Reads what is new of a span; rows: what asks the server, by what a statement is given. */
+  /** Reads the new rows of a span.  rows: queries the server with the parameters that it receives. */
   async ask(name, span, rows) {
     const kept = this.kept.get(name) ?? new Span(span);
     const at = present() / 1000;
@@ -131,7 +130,7 @@ export class History {
         ?? (await this.database.one(queries.historyOfSomeBegun, [span.step])).begun;
       if (begun !== null) kept.first = Math.ceil(begun / span.point);
     }
-    // The last point was read in part, and the worker may be late by a minute: that is read again.
+    // Only part of the last point was read, and the worker may be late by a minute, so this time is read again.
     const read = kept.read / 1000 - Math.max(60, 2 * span.step);
     const since = Math.max(Math.floor(read / span.point) * span.point, (Math.ceil(at / span.point) - kept.size) * span.point);
     kept.add(await rows([span.step, span.point, new Date(since * 1000).toISOString(), places(span, since, at)], kept), at);
@@ -140,7 +139,7 @@ export class History {
     return kept;
   }
 
-  /** The span of a name; who comes while it is read waits for the same. */
+  /** The span of this name.  Requests that arrive during a read wait for the same read. */
   async read(name, span, rows) {
     for (const [other, { looked }] of this.kept) if (Date.now() - looked > KEPT) this.kept.delete(other);
     const kept = this.kept.get(name);
@@ -151,19 +150,19 @@ export class History {
     return read;
   }
 
-  /** Of each queue in the last hour: what of takes. */
+  /** The last hour of each queue, to be passed to of(). */
   table() {
     return this.read('table', table, (asked) => this.database.query(queries.historyOfEach, asked));
   }
 
-  /** A span of a queue, or of all (null). */
+  /** A span of a queue, or of all queues (null), to be passed to of(). */
   charts(name, queue) {
     return this.read(JSON.stringify([name, queue]), spans[name], async (asked, kept) => {
       if (kept.read === 0) kept.before = await this.database.one(queries.historyBefore, [asked[0], asked[2], queue]);
       if (queue !== null) return (await this.database.query(queries.historyOfQueue, [...asked, queue])).map((row) => ({ ...row, queue }));
       const all = kept.some ? [] : await this.database.query(queries.historyOfAll, asked);
       if (all.length > 0) return all;
-      // Who sees some queues adds them up.
+      // A role that sees only some queues gets the sum of these queues.
       const each = await this.database.query(queries.historyOfEach, asked);
       kept.some = each.length > 0;
       return kept.some ? [...each, ...await this.database.query(queries.historyOfSome, asked)] : [];
@@ -171,11 +170,11 @@ export class History {
   }
 
   /**
-   * The points of a queue, or of all (null), in what was read: {times: the end of each in milliseconds, and of
-   * each field an array; latest: the index of the last known point}; what happened is a second, but died.  now: the rows of idemq.metrics by queue.
+   * The points of a queue, or of all queues (null): {times: the end of each point in milliseconds; an array for each field;
+   * latest: the index of the last known point}.  Counts are per second, except died.  now: the rows of idemq.metrics by queue.
    */
   of(span, queue, now) {
-    // Of a history that is younger than the span, what there is; but no less than a sixth.
+    // If the history is shorter than the span, return only the existing points, but at least one sixth of the span.
     const from = Math.min(Math.max(span.first - (span.last - span.size + 1), 0), span.size - span.size / 6);
     const series = { title: span.span.title, point: span.span.point, empty: span.first === Infinity,
       times: Array.from({ length: span.size }, (_, i) => (span.last - span.size + 1 + i) * span.span.point * 1000).slice(from) };
@@ -184,7 +183,7 @@ export class History {
         : span.values(queue ?? ALL, field, gauges.includes(field) && queue !== null ? Number(now.get(queue)?.[field] ?? 0) : null);
       series[field] = values.slice(from);
     }
-    // The last point of which something is known.  A field may have no value there, for example a p95 when nothing was claimed.
+    // The last point with data.  A field may have no value there, for example a p95 when nothing was claimed.
     series.latest = Math.max(series.completed.findLastIndex((value) => value !== null), 0);
     return series;
   }

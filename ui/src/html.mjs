@@ -1,4 +1,4 @@
-// Markup as a value: what is put into it is escaped, unless it is markup itself.
+// Markup as a value.  Values inserted into markup are escaped, unless they are markup themselves.
 
 class Markup {
   constructor(text) {
@@ -19,12 +19,12 @@ function render(value) {
   return String(value).replace(/[&<>"']/g, (character) => entities[character]);
 }
 
-/** Template tag: html`<b>${text}</b>`; an array is put one after the other, null and false are nothing. */
+/** Template tag: html`<b>${text}</b>`.  The elements of an array are concatenated; null and false produce no text. */
 export function html(strings, ...values) {
   return new Markup(strings.reduce((text, string, i) => text + render(values[i - 1]) + string));
 }
 
-/** A link's address with its parameters; those that are null are left out. */
+/** The address of a link with its parameters.  Parameters that are null are omitted. */
 export function href(path, parameters = {}) {
   const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined));
   return query.size > 0 ? `${path}?${query}` : path;

@@ -15,7 +15,7 @@ export function part(name, markup, { tag = 'div', attributes = '' } = {}) {
 // The browser updates distances of times itself, so they are not a change.
 const hash = (text) => createHash('sha256').update(text.replace(/(<time [^>]*>)[^<]*<\/time>/g, '$1')).digest('base64url').slice(0, 8);
 
-/** The parts of a rendered page, by name; frame: what surrounds them. */
+/** The parts of a rendered page, by name, and the hashes of the surrounding frame and of each part. */
 function split(text) {
   const parts = new Map();
   const frame = text.replace(/<(\w+) data-part="([^"]*)"[^]*?<!--\2-->/g, (whole, _, name) => {
@@ -25,10 +25,10 @@ function split(text) {
   return { parts, hashes: [hash(frame), ...[...parts.values()].map(hash)] };
 }
 
-/** What a browser has that shows this. */
+/** The hashes that a browser has when it shows this text. */
 export const have = (text) => split(text).hashes.join();
 
-/** The answer to a browser that has these hashes: what it lacks. */
+/** The answer to a browser that has these hashes: the parts that have changed. */
 export function changes(text, title, had) {
   const { parts, hashes } = split(text);
   const old = had.split(',');

@@ -1,5 +1,5 @@
-// What the pages ask.  Each statement is cheap beside a million jobs: by an index, or by a
-// window of ids; what it leaves out, the next page shows.
+// The statements of the pages.  Each one is cheap even with a million jobs, because it uses an index or
+// a range of ids.  The next page shows the rows that it leaves out.
 
 const PAGE = 50;
 
@@ -19,23 +19,24 @@ const gauges = `${latest('h.pending')} AS pending, ${latest('h.running')} AS run
 const times = [percentile('wait', 50), percentile('wait', 95), percentile('run', 50), percentile('run', 95)].join(',');
 const stepsOf = (which) => `FROM (SELECT h.*, ceil(extract(epoch FROM h.at)::float8 / $2::int)::int AS point FROM idemq.history h
     WHERE h.step = $1::int AND h.place = ANY ($4::int[]) AND h.at > $3::timestamptz AND h.at <= idemq.clock_timestamp() AND ${which}) h`;
-/** What happened in each point of a span, of one queue, and of all together; a point is $2 seconds. */
+/** The history at each point of a span, for one queue and for all queues together.  A point covers $2 seconds. */
 export const historyOfQueue = `
   SELECT h.point, ${sums}, ${gauges}, ${times} ${stepsOf('h.queue = $5::text')} GROUP BY h.point`;
 export const historyOfAll = `
   SELECT h.point, ${sums}, ${gauges}, ${times} ${stepsOf('h.queue IS NULL')} GROUP BY h.point`;
-/** When the history of all began; the gauges of a queue ($3; NULL: of all) before a time. */
+/** The beginning of the history of all queues together. */
 export const historyBegun = `
   SELECT extract(epoch FROM min(h.at))::float8 AS begun FROM idemq.history h WHERE h.step = $1::int AND h.queue IS NULL`;
 export const historyOfSomeBegun = `
   SELECT extract(epoch FROM min(h.at))::float8 AS begun FROM idemq.history h WHERE h.step = $1::int`;
+/** The gauges of a queue before a time.  If $3 is NULL: those of all queues together. */
 export const historyBefore = `
   SELECT ${gauges} FROM (SELECT h.* FROM idemq.history h
     WHERE h.step = $1::int AND h.at <= $2::timestamptz AND h.queue IS NOT DISTINCT FROM $3::text ORDER BY h.at DESC LIMIT 1) h`;
-/** All together, for a role that sees some queues: without gauges, which come from each. */
+/** All visible queues together, for a role that sees only some queues.  Without gauges, which are added up from each queue. */
 export const historyOfSome = `
   SELECT h.point, ${sums}, ${times} ${stepsOf('h.queue IS NOT NULL')} GROUP BY h.point`;
-/** Of each queue, for the table of queues. */
+/** The history of each queue, for the table of queues. */
 export const historyOfEach = `
   SELECT h.queue, h.point, ${sums}, ${gauges}, ${percentile('wait', 95)}, ${percentile('run', 95)}
   ${stepsOf('h.queue IS NOT NULL')} GROUP BY h.queue, h.point`;
@@ -45,7 +46,7 @@ export const server = `
     current_setting('server_version') AS postgresql, current_setting('idemq.version', true) AS idemq,
     current_setting('server_version_num')::int AS number, current_setting('idemq.test_clock', true) = 'on' AS tests`;
 
-/** Of a server that is for tests: how far its clock is ahead. */
+/** How far ahead the clock of a test server is. */
 export const testClock = 'SELECT extract(epoch FROM idemq.test_clock_ahead())::float8 AS ahead';
 
 export const health = `
@@ -60,7 +61,7 @@ export const queue = `
         ELSE d.value IS DISTINCT FROM s.value END) AS changed_since
   FROM idemq.queues q WHERE q.name = $1`;
 
-/** What a search finds: a job by its key; queues by part of a name; jobs whose keys begin with it; and kinds of the newest jobs. */
+/** The statements of the search: a job by its key, queues by part of their name, jobs by the beginning of their key, and kinds of the newest jobs. */
 export const jobByKey = `
   SELECT f.id FROM idemq.queues q, LATERAL (SELECT j.id FROM idemq.jobs j WHERE j.queue_id = q.queue_id AND j.key = $1) f LIMIT 1`;
 export const queuesNamed = `
@@ -77,7 +78,7 @@ export const holds = `
   SELECT h.scope, h.group_key, h.job_id::text AS job_id, h.began_at, h.until, extract(epoch FROM h.until - idemq.clock_timestamp())::float8 AS left
   FROM idemq.holds h WHERE h.queue = $1 ORDER BY h.scope DESC, h.until DESC LIMIT 21`;
 
-/** The most frequent errors of a queue, and those that a retry has healed, of its newest jobs. */
+/** The most frequent errors of a queue; and the errors of its newest jobs after which a retry succeeded. */
 export const errorsOfQueue = `
   SELECT e.sqlstate, left(e.error, 300) AS error, e.fingerprint, e.jobs - e.dead AS retrying, e.dead, e.first_seen, e.last_seen, e.example_id, e.kinds
   FROM idemq.errors e WHERE e.queue = $1 ORDER BY e.dead DESC, e.jobs DESC LIMIT 20`;
@@ -89,12 +90,12 @@ export const healedOfQueue = `
   WHERE j.queue_id = $1 AND j.status = 'completed' AND j.last_error IS NOT NULL
   GROUP BY e.sqlstate, e.error, e.fingerprint ORDER BY healed DESC LIMIT 20`;
 
-/** The workers that have said that they serve a queue, and its handler. */
+/** The workers that have reported that they serve a queue, and its handler. */
 export const workersOfQueue = `
   SELECT w.worker, w.state, w.host, w.program, w.concurrency, w.running, w.seen_at FROM idemq.workers w
   WHERE $1 = ANY (w.queues) AND w.state <> 'gone' ORDER BY w.state, w.worker LIMIT 21`;
 
-/** The queues whose dead-letter queue a queue is. */
+/** The queues that use a queue as their dead-letter queue. */
 export const servedBy = `
   SELECT q.name FROM idemq.queues q JOIN idemq.queues d ON d.name = q.dead_letter_queue WHERE d.queue_id = $1 ORDER BY q.name LIMIT 20`;
 
@@ -121,7 +122,7 @@ export const runningJobs = `
     extract(epoch FROM w.expires_in)::float8 AS expires_in, w.attached, w.state, to_jsonb(w) ->> 'progress' AS progress
   FROM idemq.running_jobs w ORDER BY w.expires_in NULLS LAST LIMIT 500`;
 
-/** Who said in the last hour that it is there, and the handlers; how long the oldest of its jobs runs: all are looked up at once. */
+/** The workers that have reported in the last hour, and the handlers.  The oldest running job of each is looked up for all of them at once. */
 export const workers = `
   WITH seen AS MATERIALIZED (
     SELECT row_number() OVER () AS place, s.* FROM (SELECT s.* FROM idemq.workers s ORDER BY s.state = 'gone', s.state, s.worker, s.started_at LIMIT 500) s
@@ -131,7 +132,7 @@ export const workers = `
   SELECT s.worker, s.role, s.host, s.program, s.version, s.queues, s.started_at, s.seen_at, s.concurrency, s.running, s.jobs[1:5] AS jobs,
     s.done, s.per_minute, s.state, o.claimed_at AS oldest
   FROM seen s LEFT JOIN oldest o ON o.place = s.place ORDER BY s.place`;
-/** Handlers: what the table of workers has no column for. */
+/** The details of handlers that the table of workers does not have columns for. */
 export const handlers = `
   SELECT h.queue, h.function, h.role, h.state, h.workers, h.workers_running, h.batch, extract(epoch FROM h.max_idle)::float8 AS max_idle,
     h.jobs_per_second, h.done_total, h.failed_total, left(h.last_error, 500) AS last_error, h.last_error_at, h.set_at
@@ -140,20 +141,20 @@ export const unattended = `
   SELECT m.queue, m.pending, extract(epoch FROM m.unattended_for)::float8 AS unattended_for
   FROM idemq.metrics m WHERE m.unattended_for IS NOT NULL ORDER BY m.unattended_for DESC LIMIT 50`;
 
-/** Jobs of a flow that a page reads; what a row of the answer has to say of them, it says in one look. */
+/** Maximum number of jobs of a flow that the page reads. */
 const FLOW = 10000;
 export const flow = `
   SELECT f.jobs, f.waiting, f.blocked, f.running, f.retrying, f.completed, f.dead, f.cancelled, f.done, f.progress, f.begun_at, f.ended_at,
     extract(epoch FROM f.eta)::float8 AS eta, f.held_up_by, f.held_up_why, f.slowest, f.slowest_kind,
     extract(epoch FROM f.slowest_for)::float8 AS slowest_for, f.failed_ids, f.roots, f.cut
   FROM idemq.flow($1) f`;
-/** Its jobs, folded by how far from the beginning, queue, kind and status. */
+/** The jobs of a flow, grouped by distance from the root job, queue, kind and status. */
 export const flowJobs = `
   SELECT f.depth, f.queue, f.kind, f.status, count(*) AS jobs, min(f.id) AS example, min(f.begun_at) AS begun_at, max(f.ended_at) AS ended_at,
     max(extract(epoch FROM CASE f.status WHEN 'running' THEN idemq.clock_timestamp() ELSE f.ended_at END - f.begun_at))::float8 AS longest, min(left(f.last_error, 300)) AS last_error
   FROM idemq.flow_jobs($1, ${FLOW}) f GROUP BY f.depth, f.queue, f.kind, f.status ORDER BY f.depth, f.queue, f.kind, f.status LIMIT 200`;
 
-/** A queue of what is not finished of a flow in which the role may not cancel. */
+/** A queue that contains unfinished jobs of a flow, and in which the role may not cancel jobs. */
 export const flowOthers = `
   SELECT q.queue_id, q.name FROM (SELECT DISTINCT f.queue FROM idemq.flow_jobs($1, 100000) f
     WHERE f.status NOT IN ('completed', 'dead', 'cancelled')) f

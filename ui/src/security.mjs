@@ -1,7 +1,7 @@
-// What keeps others out, since there is no login: the server listens on loopback, answers to
-// loopback's names alone (a foreign name that resolves to 127.0.0.1 is refused), and takes a form
-// only from its own pages.  Elsewhere a proxy decides who may look: its address and the page's
-// name are told, and who comes through it is whom its header names.
+// Access control.  The page does not have its own login.  By default, it listens only on loopback,
+// accepts only loopback host names (another name that resolves to 127.0.0.1 is refused), and accepts
+// forms only from its own pages.  For access from other machines, a proxy decides who can open the page.
+// The proxy's address and the page's host name are options, and the proxy's header names the user.
 import { createHmac, randomBytes, timingSafeEqual } from 'node:crypto';
 import { BlockList, isIP, isIPv6 } from 'node:net';
 
@@ -10,7 +10,7 @@ const loopback = ['localhost', '127.0.0.1', '[::1]'];
 
 const familyOf = (address) => (isIPv6(address) ? 'ipv6' : 'ipv4');
 
-/** Addresses and networks, as 10.0.0.7 or 10.0.0.0/24; throws for what is neither. */
+/** Addresses and networks, such as 10.0.0.7 or 10.0.0.0/24.  Throws if a text is neither. */
 export function networks(texts) {
   const list = new BlockList();
   for (const text of texts) {
@@ -25,12 +25,12 @@ export function networks(texts) {
 
 const here = networks(['127.0.0.0/8', '::1']);
 
-/** A socket's address; of IPv4 on a socket of both, the plain one. */
+/** A socket's address.  An IPv4 address on a dual-stack socket is returned in IPv4 form. */
 const plain = (address) => address?.replace(/^::ffff:(?=[0-9.]+$)/, '') ?? '';
 const among = (list, address) => isIP(address) !== 0 && list.check(address, familyOf(address));
 export const isLoopback = (address) => among(here, address) || address === 'localhost';
 
-/** The host of a Host header or an Origin, without its port; ssh -L may change that. */
+/** The host in a Host or Origin header, without the port, which ssh -L may change. */
 function hostOf(text) {
   try {
     return new URL(/^https?:\/\//.test(text) ? text : `http://${text}`).hostname;
@@ -57,7 +57,7 @@ function same(expected, given) {
 }
 
 export class Security {
-  /** hosts: names that it answers to beside loopback's; proxies: networks; header: names the user there. */
+  /** hosts: accepted host names in addition to those of loopback; proxies: networks; header: the header in which a proxy names the user. */
   constructor({ hosts = [], proxies = [], header = 'x-forwarded-user' } = {}) {
     this.key = randomBytes(32);
     this.names = new Set([...loopback, ...hosts.map((host) => host.toLowerCase())]);
@@ -65,12 +65,12 @@ export class Security {
     this.header = header.toLowerCase();
   }
 
-  /** For whom a request is: null of this machine's own; throws for who may not come. */
+  /** The user of a request, or null for a request from this machine.  Throws if the client is not allowed. */
   actor(request) {
     const from = plain(request.socket.remoteAddress);
     const named = request.headers[this.header];
     if (among(this.proxies, from)) {
-      // A header that is given twice is one of a client that the proxy has let through.
+      // If the header is present twice, the proxy has passed on a header that the client sent.
       if (typeof named !== 'string' || named.trim() === '' || named.includes(','))
         throw Object.assign(new Error(`The proxy did not name a user. It must set the header ${this.header} exactly once.`), { statusCode: 403 });
       return named.trim();
@@ -79,7 +79,7 @@ export class Security {
     return null;
   }
 
-  /** The browser's session: a random name in a cookie of its own, made at its first page. */
+  /** The browser's session: a random name in a cookie that is set with the first page. */
   session(request, reply) {
     const found = /(?:^|;\s*)idemq_ui=([0-9a-f]{32})(?:;|$)/.exec(request.headers.cookie ?? '');
     if (found) return found[1];
@@ -88,7 +88,7 @@ export class Security {
     return name;
   }
 
-  /** What a form of this session carries. */
+  /** The token that a form of this session must contain. */
   token(session) {
     return createHmac('sha256', this.key).update(session).digest('hex');
   }
@@ -97,7 +97,7 @@ export class Security {
     return same(this.token(session), token);
   }
 
-  /** What shows that a text in an address is of this run of the page. */
+  /** The signature of a text in an address, which shows that this process created the text. */
   sign(text) {
     return createHmac('sha256', this.key).update(`text ${text}`).digest('hex').slice(0, 32);
   }

@@ -1,4 +1,4 @@
-// The pages and what stands behind them.
+// The web server: its pages, actions and error messages.
 import { readFileSync } from 'node:fs';
 import { promisify } from 'node:util';
 import { gzip } from 'node:zlib';
@@ -30,15 +30,15 @@ const text = (value) => (typeof value === 'string' && value !== '' ? value : nul
 const script = 'text/javascript; charset=utf-8';
 const statics = { 'icon.svg': 'image/svg+xml', 'icon-alert.svg': 'image/svg+xml', 'style.css': 'text/css; charset=utf-8', 'refresh.js': script, 'dialog.js': script, 'charts.js': script, 'keys.js': script };
 
-/** Seconds between refreshes of a live page, and of one whose statements take longer. */
+/** Seconds between refreshes of a live page, and of a live page whose statements take longer. */
 const EVERY = 2;
 const SELDOM = 10;
 
-/** The name of a statement of queries.mjs, for whoever has to mend it. */
+/** The name of a statement in queries.mjs, so that a developer can find it. */
 const nameOf = (statement) => Object.entries(queries).find(([, known]) => known === statement)?.[0]
   ?? statement?.replace(/\s+/g, ' ').trim().slice(0, 60);
 
-/** What a failure says: PostgreSQL's words, and a next step where we know one. */
+/** The message for an error: PostgreSQL's text, and the next step if one is known. */
 function explain(error) {
   if (error.statusCode) return { code: error.statusCode, message: error.message };
   const steps = {
@@ -49,7 +49,7 @@ function explain(error) {
     42883: 'This page requires a newer version of idemq. Run ALTER EXTENSION idemq UPDATE in this database.',
   };
   if (!error.code) return { code: 500, message: error.message };
-  // What was asked for is no number, no time, or no text.
+  // The input is not a valid number, time or text.
   if (/^22...$/.test(error.code)) return { code: 400, message: `${error.message} (${error.code}). ${error.hint ?? ''}` };
   if (error.code === '42501') return { code: 403, message: `${error.message} (42501). ${steps[42501]}` };
   const lost = /^(08|57P|ECONN|ENOENT|ETIMEDOUT)/.test(error.code);
@@ -60,7 +60,7 @@ function explain(error) {
 }
 
 /**
- * Makes the page's server.  database: a Database; writes: whether it offers actions; access: of Security.
+ * Makes the page's server.  database: a Database; writes: whether it offers actions; access: the options of Security.
  */
 export async function makeServer({ database, writes = false, logger = false, access = {} }) {
   const app = fastify({ logger, bodyLimit: 65536, routerOptions: { maxParamLength: 200 } });
@@ -83,12 +83,12 @@ export async function makeServer({ database, writes = false, logger = false, acc
       about.ahead = (await database.one(queries.testClock)).ahead;
       setAhead(about.ahead);
     }
-    // What was done is said by this page alone, not by who made a link to it.
+    // Only this page can create such a message: the signature prevents a link from showing another text.
     const notice = text(request.query?.notice);
     const own = notice !== null && security.signed(notice, request.query.sign);
     return { path, server: about, actor: request.actor, writes, notice: own ? notice : null, bad: request.query?.bad === '1' };
   };
-  /** Sends a page, or to a browser that already shows it, what has changed. */
+  /** Sends a page.  A browser that already shows the page receives only the changes. */
   const send = (reply, title, body, context) => {
     const had = reply.request.headers[HAVE];
     if (had === undefined) return reply.type('text/html; charset=utf-8').send(String(layout(title, body, context)));
@@ -109,25 +109,25 @@ export async function makeServer({ database, writes = false, logger = false, acc
     app.get(`/static/${name}`, (request, reply) => reply.type(type).header('Cache-Control', 'max-age=60').send(content));
   }
 
-  // What the overview reads beside the history, once for everybody who looks at it.
+  // The data that the overview shows in addition to the history.  It is read once for all users.
   const reading = { at: 0, asked: null };
   const readNow = async () => {
     if (Date.now() - reading.at < EVERY * 900) return reading;
     reading.asked ??= (async () => {
       const queues = await database.query(queries.overview);
-      const health = await database.one(queries.health).catch(() => null); // pg_monitor's
+      const health = await database.one(queries.health).catch(() => null); // requires membership in pg_monitor
       Object.assign(reading, { queues, health, at: Date.now(), byName: new Map(queues.map((queue) => [queue.queue, queue])) });
     })().finally(() => { reading.asked = null; });
     await reading.asked;
     return reading;
   };
-  // After an action, what was read before it is not shown.
+  // After an action, data that was read before it must not be shown.
   const forget = () => { reading.at = 0; };
-  /** The charts of a queue, or of all (null), in the span that an address names; and why there are none. */
+  /** The charts of a queue, or of all queues (null), for the time span in the address, or the reason why there are none. */
   const chartsOf = async (request, queue) => {
     const { byName } = await readNow();
     const last = Object.hasOwn(spans, request.query.last ?? '') ? request.query.last : '1h';
-    // Without a history the rest is still useful.
+    // The rest of the page is useful even without the history.
     try {
       return { last, series: history.of(await history.charts(last, queue), queue, byName), trouble: null, open: request.query.last !== undefined };
     } catch (error) {
@@ -139,13 +139,13 @@ export async function makeServer({ database, writes = false, logger = false, acc
     const { queues, byName, health } = await readNow();
     const { last, series, trouble } = await chartsOf(request, null);
     const troubles = trouble === null ? [] : [trouble];
-    const table = await history.table().catch((error) => { troubles.push(`No figures of the last hour: ${explain(error).message}`); return null; });
+    const table = await history.table().catch((error) => { troubles.push(`No figures for the last hour: ${explain(error).message}`); return null; });
     const of = (queue) => table && history.of(table, queue, byName);
     const page = Math.max(1, Math.min(Number.parseInt(request.query.page ?? '1', 10) || 1, 10_000));
     return send(reply, 'Overview', overviewPage({ queues, last, all: series, of, health, troubles, filter: text(request.query.filter), page }, context), context);
   });
 
-  // A job's number or key leads to the job; anything else is looked for in the names of queues, the kinds and the beginnings of keys.
+  // A job's number or key leads to the job.  Any other text is searched for in the names of queues, the kinds and the beginnings of keys.
   app.get('/find', async (request, reply) => {
     const wanted = text(request.query.text)?.trim() ?? '';
     const context = await contextOf(request, null);
@@ -173,9 +173,9 @@ export async function makeServer({ database, writes = false, logger = false, acc
     const id = idOf(request.params.id);
     const [flow] = await database.query(queries.flow, [id]);
     if (!flow) throw wrong(404, `No job with the number ${id} is visible to you. The job never existed, it was deleted after its retention period, or you have no privilege on its queue.`);
-    // From where it began, so that what is cut off is its end.
+    // Start at the root job, so that only the end of a large flow is omitted.
     const groups = await database.query(queries.flowJobs, [flow.roots?.[0] ?? id]).catch((error) => explain(error).message);
-    // One too large to be asked about in time is cancelled by SQL.
+    // If a flow is too large for this query to finish in time, it can be cancelled only through SQL.
     const others = writes && Number(flow.jobs) > Number(flow.done) && await database.query(queries.flowOthers, [id]).catch(() => null);
     const mayCancel = others && others.length === 0;
     return send(reply, `Flow of job ${id}`, flowPage(id, flow, groups, { ...context, writes: mayCancel }), context);

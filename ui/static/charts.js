@@ -1,5 +1,5 @@
-// The values of a chart under the pointer, and by keyboard: they stand in the table behind it.  All
-// charts of a page show the same moment.
+// Shows the values of a chart at the pointer or the keyboard position.  They are read from the chart's table
+// of values.  All charts of a page show the same time.
 'use strict';
 
 const chartsOf = () => [...document.querySelectorAll('figure.chart')];

@@ -1,5 +1,5 @@
-// Confirmations open over the page instead of in its place, and what was done is said in a message that goes away.
-// Without this script, both are pages of their own.
+// Opens confirmations in a dialog over the page, and shows the result of an action in a message that disappears.
+// Without this script, a confirmation is a separate page, and the message stays on the page.
 'use strict';
 
 const dialog = document.createElement('dialog');
@@ -29,7 +29,7 @@ dialog.addEventListener('click', (event) => {
   event.preventDefault();
   dialog.close();
 });
-// Wherever an action leads back to, the reader finds the place again.
+// After an action, the page scrolls back to the previous position.
 dialog.addEventListener('submit', () => sessionStorage.setItem('idemq-place', JSON.stringify([window.location.pathname, window.scrollY])));
 const [path, y] = JSON.parse(sessionStorage.getItem('idemq-place') ?? '[]');
 sessionStorage.removeItem('idemq-place');
@@ -44,7 +44,7 @@ if (said) {
   said.append(' ', audit, ' ', close);
   document.body.append(said);
   if (!said.classList.contains('bad')) setTimeout(() => said.remove(), 15_000);
-  // A reload or a copied address does not say it again.
+  // Remove the message from the address, so that a reload or a copied address does not show it again.
   const address = new URL(window.location.href);
   for (const name of ['notice', 'sign', 'bad']) address.searchParams.delete(name);
   window.history.replaceState(null, '', address);

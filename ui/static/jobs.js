@@ -1,5 +1,5 @@
-// Lists of jobs: how many are selected, all of a page at once, a range with the shift key.  Documents: their text into the
-// clipboard.  The list may be refreshed at any time, so events are handled by the document.
+// In lists of jobs: shows how many jobs are selected, and lets the user select a whole page, or a range with the Shift key.
+// For documents: copies their text to the clipboard.  The list may be refreshed at any time, so the document handles the events.
 'use strict';
 
 const boxesOf = () => [...document.querySelectorAll('form.list input[name="ids"]')];
@@ -12,7 +12,7 @@ function say() {
   const chosen = boxes.filter((box) => box.checked).length;
   const said = list.querySelector('[data-chosen]');
   const every = list.querySelector('.every');
-  if (said) said.textContent = list.querySelector('input[name="all"]')?.checked ? 'All jobs of the list:' : chosen > 0 ? `${chosen} selected:` : 'Select jobs above, or all:';
+  if (said) said.textContent = list.querySelector('input[name="all"]')?.checked ? 'All jobs in the list:' : chosen > 0 ? `${chosen} selected:` : 'Select jobs above, or all:';
   if (every) {
     every.hidden = false;
     every.checked = chosen > 0 && chosen === boxes.length;

@@ -1,4 +1,4 @@
-// Keys of one letter: /keys says which, and turns them off.
+// Single-letter keyboard shortcuts.  The page /keys lists them, and can turn them off.
 'use strict';
 
 const places = { o: '/', e: '/errors', r: '/running', w: '/workers', s: '/schedules', a: '/audit', c: '/check' };

@@ -1,11 +1,11 @@
-// Keeps a page up to date (src/live.mjs), says how old it is, and shows times in the browser's time zone.
+// Keeps a page up to date (see src/live.mjs), shows how old it is, and shows times in the browser's time zone.
 'use strict';
 
 const main = document.querySelector('main[data-have]');
 const ago = document.querySelector('[data-age]');
 const pause = document.querySelector('[data-pause]');
 const SECOND = 1000;
-/** Without a key press or pointer movement for so long, the page is refreshed every SLOW seconds only. */
+/** After this time without a key press or pointer movement, the page is refreshed only every SLOW seconds. */
 const IDLE = 600 * SECOND;
 const SLOW = 10;
 
@@ -43,7 +43,7 @@ function showTimes(root) {
   }
 }
 
-// What has changed.
+// Changes.
 
 let had = main?.dataset.have.split(',');
 let stopped = false;
@@ -52,7 +52,7 @@ let readAt = Date.now();
 let lostSince = null;
 let timer = null;
 
-/** Whether the reader would lose something: the focus, what was entered or selected, the moment that charts show. */
+/** Whether a refresh would disturb the user, who would lose the focus, an input, a selection, or the time that the charts show. */
 const inUse = (element) => (element.contains(document.activeElement) && element !== main)
   || (element === main && (document.activeElement.matches('main a, main button, main summary, main input, main select, main textarea') || main.querySelector('.list input:checked') !== null))
   || document.querySelector('dialog[open]') !== null
@@ -80,7 +80,7 @@ function apply(answer) {
     const names = [...main.querySelectorAll('[data-part]')].map((element) => element.dataset.part);
     for (const [name, text] of Object.entries(answer.parts)) {
       const element = main.querySelector(`[data-part="${CSS.escape(name)}"]`);
-      if (element === null || inUse(element)) fresh[names.indexOf(name) + 1] = ''; // asked for again
+      if (element === null || inUse(element)) fresh[names.indexOf(name) + 1] = ''; // so that it is requested again
       else replace(element, text);
     }
     if (Object.keys(answer.parts).length === 0 && fresh.join() === had.join()) return;

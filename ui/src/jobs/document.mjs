@@ -1,9 +1,9 @@
-// A document of jsonb as the server wrote it, read without losing a digit: numbers stay as they are.
+// Reads a jsonb document from the server's text without losing digits: numbers remain text.
 
 /** SQL: the name of the key with which a codec of the clients has encrypted a document; NULL for a plain one. */
 export const keyOf = (column) => `CASE WHEN jsonb_typeof(${column} -> 'idemq_codec') = 'string' AND jsonb_typeof(${column} -> 'data') = 'string' THEN ${column} ->> 'key' END`;
 
-/** Levels that are read; what is deeper is text. */
+/** Maximum depth of a document.  A deeper document is shown as text. */
 const DEEPEST = 40;
 
 /** An object that a codec of the clients has encrypted is not shown. A dead-letter record contains some. */
@@ -13,7 +13,7 @@ function veiled(node) {
   return is ? { type: 'encrypted', value: `encrypted with key ${members.get('key').value}` } : node;
 }
 
-/** Reads a whole document: {type, value | items | members}; null for what is none, or is deeper. */
+/** Reads a whole document: {type, value | items | members}.  Returns null if the text is not a document, or if the document is too deep. */
 export function readDocument(text) {
   let at = 0;
   const space = () => { while (/\s/.test(text[at] ?? '')) at += 1; };
@@ -68,7 +68,7 @@ export function readDocument(text) {
   }
 }
 
-/** A document in lines, for copying. */
+/** A document as indented text, for copying. */
 export function written(node, indent = '') {
   const deeper = `${indent}  `;
   if (node.type === 'object')

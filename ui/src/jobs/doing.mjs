@@ -1,23 +1,23 @@
-// What is done to several jobs of a queue: to those that were chosen, in one transaction; or to all
-// that a tab and a filter have, in slices of one transaction each, while a page shows how far it is.
-// The functions write idemq.audit themselves.
+// Actions on several jobs of a queue.  If the jobs were selected individually, the action runs in one transaction.
+// If it is for all jobs of a tab and filter, each batch is a separate transaction, and a page shows the progress.
+// The SQL functions themselves write the entries in idemq.audit.
 import { randomBytes } from 'node:crypto';
 import { filters, tabs, walk } from './walk.mjs';
 
-/** Jobs of one transaction. */
+/** Number of jobs per transaction. */
 const SLICE = 500;
-/** As many as are chosen one by one. */
+/** Maximum number of jobs that can be selected individually. */
 export const MOST = 200;
-/** How many that are under way at a time, and for how long what has ended is remembered. */
+/** Maximum number of actions in progress at the same time, and the time for which ended actions are kept. */
 const AT_ONCE = 3;
 const REMEMBERED = 60 * 60 * 1000;
-/** A row is held for longer than lock_timeout, a deadlock, a serialization failure: it is tried again. */
+/** The SQLSTATEs after which a batch is tried again: a row was locked for longer than lock_timeout, a deadlock, a serialization failure. */
 const HELD = ['55P03', '40P01', '40001'];
 
 const sum = (rows) => Object.fromEntries(rows.map(({ outcome, jobs }) => [outcome, Number(jobs)]));
 const outcomes = (call) => async (query, { ids }) => sum(await query(`SELECT x.outcome::text, count(*) AS jobs FROM (${call}) x GROUP BY 1`, [ids]));
 
-/** By name: what it needs, what it does in words, of which tabs, what it calls, which outcome is success and what that is called. */
+/** The actions by name.  needs: the required privilege; tabs: where the action is offered; success: the outcome that counts as success; done, does: texts for the user. */
 export const doings = {
   retry: {
     title: 'Retry', needs: 'enqueue', tabs: ['retrying', 'dead', 'cancelled', 'all'], success: 'retrying', done: 'made ready',
@@ -35,7 +35,7 @@ export const doings = {
     run: outcomes('SELECT c.outcome FROM idemq.cancel_many($1) c'),
   },
   priority: {
-    title: 'Set priority', needs: 'enqueue', tabs: ['waiting', 'retrying', 'blocked', 'scheduled', 'all'], success: 'accepted', done: 'given the priority', value: true,
+    title: 'Set priority', needs: 'enqueue', tabs: ['waiting', 'retrying', 'blocked', 'scheduled', 'all'], success: 'accepted', done: 'given the new priority', value: true,
     does: 'they get this priority (0 is claimed first, 9 last). Running and finished jobs do not change.',
     async run(query, { ids, value }) {
       return sum(await query(`SELECT x.outcome::text, count(*) AS jobs FROM (SELECT idemq.reschedule(i, priority => $2) AS outcome
@@ -54,24 +54,24 @@ export const doings = {
 
 const wrong = (statusCode, message) => Object.assign(new Error(message), { statusCode });
 
-/** What the role may do with a queue. */
+/** The privileges of the role on a queue. */
 export async function rights(query, queueId) {
   const [may] = await query(`SELECT coalesce(bool_or('enqueue' = ANY (p.privileges)), false) AS enqueue, coalesce(bool_or('admin' = ANY (p.privileges)), false) AS admin,
     coalesce(bool_or('claim' = ANY (p.privileges)), false) AS see FROM idemq.queue_privileges p WHERE p.queue_id = $1`, [queueId]);
   return may;
 }
 
-/** Raises 403 in words when the role may not. */
+/** Throws an error with status 403 if the role lacks the privilege. */
 export async function insist(query, needs, queue) {
   if (!(await rights(query, queue.queue_id))[needs])
     throw wrong(403, `The role that started this page lacks the privilege ${needs} on queue "${queue.name}" (42501). Ask an administrator of the queue to run SELECT idemq.grant_queue('${queue.name}', role, '${needs}').`);
 }
 
-/** The filter of an address: those that are known, as text. */
+/** The filter in an address: the known conditions, as text. */
 export const filterOf = (given) => Object.fromEntries(filters.filter((name) => typeof given[name] === 'string' && given[name].trim() !== '')
   .map((name) => [name, ['since', 'until'].includes(name) ? `${given[name].trim()}${/[zZ]|[+-]\d\d(:?\d\d)?$/.test(given[name].trim()) ? '' : ' UTC'}` : given[name].trim()]));
 
-/** What a form or a link asks for: the doing, its tab, its filter, and the ids or all. */
+/** The request of a form or a link: the action, its tab and filter, and either ids or all. */
 export function wanted(given) {
   const name = Object.hasOwn(doings, given.doing ?? '') ? given.doing : null;
   if (!name) throw wrong(404, 'There is no such action.');
@@ -81,17 +81,17 @@ export function wanted(given) {
   if (ids.some((text) => !/^[0-9]{1,18}$/.test(text))) throw wrong(400, 'There is no job with that number.');
   const all = given.all === '1';
   if (!all && ids.length === 0) throw wrong(400, 'No job is selected. Go back, and select some jobs or all jobs.');
-  if (ids.length > MOST) throw wrong(400, `You can select at most ${MOST} jobs individually. Select all jobs of the list instead.`);
+  if (ids.length > MOST) throw wrong(400, `You can select at most ${MOST} jobs individually. Select all jobs in the list instead.`);
   if (all && !doing.tabs.includes(tab)) throw wrong(400, `${doing.title} is not possible for jobs that are ${tab}.`);
   if (doing.value && !/^[0-9]$/.test(given.value ?? '')) throw wrong(400, 'Enter a priority from 0 (claimed first) to 9.');
   if (all && given.upto !== undefined && !/^[0-9]{1,18}$/.test(given.upto)) throw wrong(400, 'There is no job with that number.');
   return { name, doing, tab, all, ids: [...new Set(ids)], value: doing.value ? given.value : null, filter: filterOf(given), upto: given.upto };
 }
 
-/** The filter with which a doing walks: not what came later, nor what it has done already. */
+/** The filter for an action's walk, without jobs that were enqueued later or that already have the new priority. */
 const meantOf = (want) => ({ ...want.filter, upto: want.upto, ...(want.value !== null ? { besides: want.value } : {}) });
 
-/** How many jobs are meant, as far as a second reaches, and of what kinds and states. */
+/** The number of matching jobs that are found within a second, with their kinds and states. */
 export async function preview(query, queue, want, known) {
   let { ids } = want;
   let [jobs, atLeast, upto] = [ids.length, false, null];
@@ -109,7 +109,7 @@ export async function preview(query, queue, want, known) {
   return { jobs, atLeast, upto, of, looked: ids.length };
 }
 
-/** In one transaction, by whom the proxy has named: what it came to. */
+/** Runs an action in one transaction, on behalf of the user whom the proxy has named.  Returns the number of jobs per outcome. */
 export async function runNow(database, queue, want, actor) {
   return database.write(async (query) => {
     await insist(query, want.doing.needs, queue);
@@ -118,7 +118,7 @@ export async function runNow(database, queue, want, actor) {
   }, actor);
 }
 
-/** What is under way, in this process: a page shows how far it is. */
+/** The actions that are in progress in this process. */
 export class Doings {
   constructor(database) {
     this.database = database;
@@ -129,12 +129,12 @@ export class Doings {
     return this.all.get(id);
   }
 
-  /** Those of a queue that go on. */
+  /** The actions in progress on a queue. */
   of(queueId) {
     return [...this.all.values()].filter((doing) => doing.queue.queue_id === queueId && doing.ended === null);
   }
 
-  /** Begins one; expected: how many jobs there are, and whether that is the least. */
+  /** Starts an action.  expected: the number of jobs, and whether this is only a minimum. */
   begin(queue, want, expected, actor) {
     for (const [id, { ended }] of this.all) if (ended !== null && Date.now() - ended > REMEMBERED) this.all.delete(id);
     if ([...this.all.values()].filter(({ ended }) => ended === null).length >= AT_ONCE)
@@ -165,7 +165,7 @@ export class Doings {
     doing.ended = Date.now();
   }
 
-  /** One slice, as often as another transaction is in its way; null: somebody has stopped it. */
+  /** Runs one batch, and repeats it while another transaction blocks it.  Returns null if a user has stopped the action. */
   async slice(doing, ids) {
     while (!doing.stopped) {
       try {
@@ -180,7 +180,7 @@ export class Doings {
     return null;
   }
 
-  /** Lets none begin another slice, and waits for those that are at one. */
+  /** Prevents all actions from starting another batch, and waits for the batches that are running. */
   async close() {
     for (const doing of this.all.values()) doing.stopped = true;
     await Promise.all([...this.all.values()].map(({ work }) => work));

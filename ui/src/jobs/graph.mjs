@@ -1,13 +1,13 @@
-// The graph of a flow: its jobs in rows, parents above children; of a large one, its kinds, and of
-// each how many are in which state.
+// The graph of a flow: its jobs in rows, with parents above children.  The graph of a large flow shows kinds
+// instead of jobs, with the number of jobs in each state.
 
-/** Jobs that are drawn one by one, and as many side by side. */
+/** Maximum number of jobs that are drawn individually, and maximum number in one row. */
 const MOST = 16;
 const WIDE = 5;
 
 /**
- * Makes of a flow's jobs, {id, queue, kind, status, parents, depth} of idemq.flow_jobs, {folded, jobs, levels, edges}: levels of nodes {id, ids, jobs, kind, queue, status, own}, and edges
- * from a node to another, by their names; own: the job that was asked for is there.
+ * Converts a flow's jobs, {id, queue, kind, status, parents, depth} from idemq.flow_jobs, to {folded, jobs, levels, edges}: levels of nodes {id, jobs, kind, queue, status, own},
+ * and edges between the names of nodes.  own: whether the node contains the job whose page this is.
  */
 export function graphOf(rows, own) {
   const wide = new Map();
@@ -15,7 +15,7 @@ export function graphOf(rows, own) {
   const folded = rows.length > MOST || Math.max(...wide.values()) > WIDE;
   const kindOf = (row) => JSON.stringify([row.queue, row.kind]);
   const nameOf = (row) => (folded ? JSON.stringify([row.queue, row.kind, row.status]) : row.id);
-  // Kinds stand where their first job does.
+  // A kind is placed on the level of its first job.
   const first = new Map();
   for (const row of rows) first.set(kindOf(row), Math.min(first.get(kindOf(row)) ?? Infinity, row.depth));
   const ranks = [...first.entries()].sort((a, b) => a[1] - b[1]).map(([kind]) => kind);

@@ -1,4 +1,4 @@
-// The pages of a queue and of a job, and what is done to several jobs.
+// The pages of a queue and of a job, and the actions on several jobs.
 import { readFileSync } from 'node:fs';
 
 import { errorsOfQueue, healedOfQueue, holds, queue as queueByName, servedBy, workersOfQueue } from '../queries.mjs';
@@ -15,7 +15,7 @@ const idOf = (given) => {
   if (!/^[0-9]{1,18}$/.test(given)) throw wrong(404, 'There is no job with that number.');
   return given;
 };
-/** The filters of an address as they were given, to be given again. */
+/** The filters in an address as the user entered them, for use in forms and links. */
 const givenOf = (given) => Object.fromEntries(filters.map((name) => [name, text(given[name])?.trim()]).filter(([, value]) => value));
 
 /** The tab that a queue opens on: the first that needs attention, otherwise the first that has jobs. */
@@ -24,7 +24,7 @@ function firstTab(numbers) {
   return ['dead', 'retrying', 'running', 'waiting', 'blocked', 'scheduled', 'completed', 'cancelled'].find(has) ?? 'waiting';
 }
 
-/** Adds them to the page's server; with: what all pages have. */
+/** Adds these routes to the page's server. */
 export function jobRoutes(app, { database, writes, security, contextOf, send, forget, chartsOf }) {
   const query = (...statement) => database.query(...statement);
   const doings = new Doings(database);
@@ -114,7 +114,7 @@ export function jobRoutes(app, { database, writes, security, contextOf, send, fo
 
   const doingOf = (id) => {
     const doing = doings.get(id);
-    if (!doing) throw wrong(404, 'No such action is in progress or has run in the last hour. The audit lists completed actions.');
+    if (!doing) throw wrong(404, 'No such action is in progress or has run in the last hour. The audit log lists completed actions.');
     return doing;
   };
   app.get('/doing/:id', async (request, reply) => {
@@ -153,7 +153,7 @@ export function jobRoutes(app, { database, writes, security, contextOf, send, fo
         const [job] = await database.write((run) => run(`SELECT e.id, e.outcome FROM idemq.enqueue($1, $2::jsonb, key => $3, kind => $4, group_key => $5,
           delay => $6::interval, priority => coalesce($7::int, 4), max_attempts => $8::int, headers => $9::jsonb) e`,
         [queue.name, value('payload'), value('key'), value('kind'), value('group_key'), value('delay'), value('priority'), value('max_attempts'), value('headers')]), request.actor);
-        // Who may only enqueue sees no job.
+        // A role that may only enqueue cannot see the job.
         const { see } = await rights(query, queue.queue_id);
         return await back(reply, see ? `/job/${job.id}` : `/queue/${encodeURIComponent(queue.name)}`, job.outcome === 'accepted' ? `Job ${job.id} was enqueued.` : `Nothing was enqueued, because this job already has the key (${job.outcome}).`, job.outcome !== 'accepted');
       } catch (error) {
@@ -171,7 +171,7 @@ export function jobRoutes(app, { database, writes, security, contextOf, send, fo
     const job = await database.one(queries.job, [id]);
     if (!job) throw wrong(404, `No job with the number ${id} is visible to you. The job never existed, it was deleted after its retention period, or you have no privilege on its queue.`);
     const context = { ...await withRights(await contextOf(request, null), job.queue_id), every: job.finished_at ? 10 : 2 };
-    // A document that takes too long to be read is not shown; the rest of the page is.
+    // If a document takes too long to read, the page is shown without it.
     const inTime = async (statement) => database.one(statement, [id]).catch((error) => { if (error.code !== '57014') throw error; return null; });
     let shown = await inTime(queries.shown);
     if (!shown) {
@@ -189,7 +189,7 @@ export function jobRoutes(app, { database, writes, security, contextOf, send, fo
   });
   app.get('/job/:id/:document', async (request, reply) => {
     const { id, document } = request.params;
-    if (!queries.documents.includes(document)) throw wrong(404, 'A job has only payload, headers, checkpoint and result.');
+    if (!queries.documents.includes(document)) throw wrong(404, 'The documents of a job are payload, headers, checkpoint and result.');
     const found = await database.one(queries.download(document), [idOf(id)]);
     if (!found || found.document === null) throw wrong(404, `Job ${id} does not have a ${document} that can be shown here.`);
     return reply.type('application/json; charset=utf-8')

@@ -1,11 +1,11 @@
-// What an error's text says: its cause first, then its frames, of which the client's own are folded.
-// The formats are those of Python and of Node (V8).
+// Reads the text of an error: its cause first, then its stack frames, with the client's own frames collapsed.
+// The supported formats are those of Python and Node (V8).
 
 const own = /[\\/](?:idemq|asyncio|concurrent|threading\.py|psycopg(?:_pool)?|pg|pg-pool|pg-protocol)[\\/.]|[\\/](?:threading|runpy)\.py"|\bnode:|node_modules[\\/](?:idemq|pg)\b|clients[\\/](?:node|python)[\\/]|<frozen /;
 
-/** A text in which line ends were written as \n, in its lines. */
+/** Splits a text into lines if its line ends were escaped as \n. */
 export function unescape(text) {
-  // A path of Windows may have one as well: frames tell.
+  // A Windows path may also contain \n, so look for frames.
   if (!text || /\n/.test(text) || !/\\n\s+(?:File \\?"|at )/.test(text)) return text;
   return text.replace(/^"(.*)"$/s, '$1').replace(/\\(n|r|t|"|'|\\)/g, (whole, letter) => ({ n: '\n', r: '', t: '\t' }[letter] ?? letter));
 }
@@ -13,10 +13,10 @@ export function unescape(text) {
 const python = /^(?:[ \t]*\+ Exception Group )?[ \t]*Traceback \(most recent call last\):/m;
 const v8 = /^[ \t]+at .*(?::\d+:\d+\)?|\(<anonymous>\)|\(native\))(?: \{)?$/m;
 
-/** Whether a text has frames. */
+/** Whether a text contains stack frames. */
 export const isTrace = (text) => python.test(text ?? '') || v8.test(text ?? '');
 
-/** Frames, those of the client's together: [{own, lines}]. */
+/** Combines consecutive frames of the client, and consecutive other frames: [{own, frames}]. */
 function fold(frames) {
   const folded = [];
   for (const frame of frames) {
@@ -31,7 +31,7 @@ function readPython(lines) {
   const parts = [];
   let part = null;
   for (const whole of lines) {
-    // Of a group of exceptions each line stands behind bars.
+    // In an exception group, each line begins with bars.
     const line = whole.replace(/^\s*[|+](?:-[-+ \d]*$)? ?/, '');
     if (/^\s*(?:Exception Group )?Traceback \(most recent call last\):/.test(line)) {
       parts.push(part = { frames: [], message: [] });
@@ -68,8 +68,8 @@ function readV8(lines) {
 }
 
 /**
- * Reads an error's text: {cause, because, parts}.  cause: the error that ended the attempt; because: the one that brought it
- * about, if there is one; parts: each error with its frames, as they stand in the text; none of a text without frames.
+ * Reads an error's text: {cause, because, parts}.  cause: the error that ended the attempt; because: the error that caused
+ * it, if any; parts: each error with its frames, in the order of the text; empty for a text without frames.
  */
 export function readTrace(given) {
   const text = (unescape(given) ?? '').replace(/\r\n?/g, '\n').trimEnd();
@@ -77,7 +77,7 @@ export function readTrace(given) {
   const isPython = python.test(text);
   if (!isPython && !v8.test(text)) return { text, cause: text, because: null, parts: [] };
   const read = (isPython ? readPython(lines) : readV8(lines)).map((part) => ({ ...part, message: part.message.join('\n').trim() }));
-  // Of Python the last error is the one that ended it, and the first one its cause; of V8 the other way round.
+  // In Python, the last error ended the attempt, and the first one is its cause.  In V8, the order is reversed.
   const [ended, first] = isPython ? [read.at(-1), read.find((part) => part.frames.length > 0)] : [read[0], read.at(-1)];
   return {
     text,
@@ -87,7 +87,7 @@ export function readTrace(given) {
   };
 }
 
-/** The one line of an error that a list shows. */
+/** The single line of an error that a list shows. */
 export function causeOf(text) {
   if (!text) return text;
   const { cause } = readTrace(text);

@@ -1,33 +1,32 @@
-// The jobs of a queue, a page at a time, cheaply beside a million others: each tab walks an index
-// of its own, or newest ids backwards, in slices, and ends when it has what it wants or its time is
-// over.  What it has not looked at yet, the next page does.  Text of statements is constant: values
-// are parameters.
+// Finds the jobs of a queue, one page at a time, at low cost even with a million other jobs.  Each tab walks its
+// own index, or all ids backwards from the newest, in slices.  It stops when it has found enough jobs or its time
+// is up, and the next page continues from there.  The text of the statements is constant: values are parameters.
 import { keyOf } from './document.mjs';
 
-/** Milliseconds that a walk may take, and the jobs of a page. */
+/** Maximum time of a walk in milliseconds, and number of jobs on a page. */
 export const BUDGET = 900;
 export const PAGE = 50;
 /** Bytes, as stored, above which a payload is not read for a list or a search. */
 export const LISTED = 65536;
-/** As far as waiting and scheduled jobs, which are both pending, are counted apart. */
+/** Maximum number up to which waiting and scheduled jobs, which are both pending, are counted separately. */
 const COUNTED = 2000;
 
 const priorities = Array.from({ length: 10 }, (_, i) => i);
 
-// A walk: from the context of a page (queue, now, filter, and the cursor, two keys of the row where it
-// ended) the statement of its rows, in its order, and whether each is meant; p makes a parameter of a value.
+// A walk consists of the statement for its rows, including whether each row matches (hit), and their order.  The context
+// of a page contains queue, now, filter and cursor (two keys of the last row); p turns a value into a parameter.
 const ready = (p, c) => `FROM idemq.jobs j WHERE j.queue_id = ${p(c.queue, 'int')} AND j.ready_at IS NOT NULL`;
 const after = (p, c, columns, compare = '>') => (c.cursor ? ` AND (${columns}) ${compare} (${p(c.cursor[0], 'timestamptz')}, ${p(c.cursor[1], 'bigint')})` : '');
 const atPriority = (p, c, priority, condition, compare) => `SELECT ${c.hit(p)} AS hit, j.id, j.ready_at AS k1, j.id AS k2 ${ready(p, c)} AND j.priority = ${priority}
   AND j.ready_at ${condition} ${p(c.now, 'timestamptz')}${after(p, c, 'j.ready_at, j.id', compare)}`;
-// Ten parts of the index jobs_ready side by side, each of them no further than the whole: the planner
-// would sort them otherwise.
+// Ten parts of the index jobs_ready, one per priority, each with the limit of the whole.  Otherwise, the planner
+// would sort them.
 const byTime = (condition, order, compare) => ({
   rows: (p, c) => priorities.map((priority) => `(${atPriority(p, c, priority, condition, compare)} ORDER BY ${order} LIMIT ${p(c.most, 'bigint')})`).join('\n UNION ALL '),
   order,
 });
 const later = byTime('>', 'k1, k2');
-// Backwards: what failed has become due lately, behind all that waits for longer.
+// Backwards, because jobs that failed have become due recently, after all jobs that have been waiting longer.
 const dueBackwards = byTime('<=', 'k1 DESC, k2 DESC', '<');
 const due = (priority) => ({ rows: (p, c) => atPriority(p, c, priority, '<='), order: 'k1, k2' });
 const running = {
@@ -41,21 +40,21 @@ const dead = {
     WHERE j.queue_id = ${p(c.queue, 'int')} AND j.dead_at IS NOT NULL${after(p, c, 'j.dead_at, j.id', '<')}`,
   order: 'k1 DESC, k2 DESC',
 };
-// The index is on job_id + 0.  Here, above and below, a subquery looks each job up: a join may read all jobs for each, when the
-// statistics are from when the tables were empty.
+// The index is on job_id + 0.  As in the other walks, a subquery looks up each job.  With statistics from a time when the tables
+// were empty, a join might read all jobs for each row.
 const children = {
   rows: (p, c) => `SELECT ${c.hit(p)} AS hit, j.id, c.job_id + 0 AS k1, j.id AS k2
     FROM idemq.children c CROSS JOIN LATERAL (SELECT * FROM idemq.jobs j WHERE j.id = c.job_id OFFSET 0) j
     WHERE c.queue_id = ${p(c.queue, 'int')}${c.cursor ? ` AND c.job_id + 0 > ${p(c.cursor[1], 'bigint')}` : ''}`,
   order: 'k1',
 };
-// In the index jobs_group those that are blocked have no ready_at, and stand behind their head.
+// In the index jobs_group, blocked jobs do not have a ready_at, and come after the head of their group.
 const unfinishedOf = (p, c) => `FROM idemq.jobs j WHERE j.queue_id = ${p(c.queue, 'int')} AND j.finished_at IS NULL`;
 const groups = {
   rows: (p, c) => `SELECT ${c.hit(p)} AS hit, j.id, j.group_key AS k1, j.ready_at, j.id AS k2 ${unfinishedOf(p, c)} AND j.ready_at IS NULL
     AND j.group_key ${c.cursor ? `> ${p(c.cursor[0], 'text')} COLLATE "C"` : 'IS NOT NULL'}`,
   order: 'k1, ready_at, k2',
-  // The rest of the group at which the cursor stands comes before the next group.
+  // The rest of the group at which the cursor is comes before the next group.
   rest: {
     rows: (p, c) => `SELECT ${c.hit(p)} AS hit, j.id, j.group_key AS k1, j.ready_at, j.id AS k2 ${unfinishedOf(p, c)} AND j.ready_at IS NULL
       AND j.group_key = ${p(c.cursor[0], 'text')} COLLATE "C" AND j.id > ${p(c.cursor[1], 'bigint')}`,
@@ -68,13 +67,13 @@ const blockedOfGroup = {
   rows: (p, c) => `${ofGroup(p, c)} AND j.ready_at IS NULL${c.cursor ? ` AND j.id > ${p(c.cursor[1], 'bigint')}` : ''}`,
   order: 'k1, k2',
 };
-// No key has a character beyond the last one.
+// No key contains a character after U+10FFFF.
 const byKey = {
   rows: (p, c) => `SELECT ${c.hit(p)} AS hit, j.id, j.key AS k1, j.id AS k2 FROM idemq.jobs j WHERE j.queue_id = ${p(c.queue, 'int')} AND j.key IS NOT NULL
     AND j.key ${c.cursor ? '>' : '>='} ${p(c.cursor ? c.cursor[0] : c.filter.key, 'text')} COLLATE "C" AND j.key < ${p(`${c.filter.key}\u{10FFFF}`, 'text')} COLLATE "C"`,
   order: 'k1',
 };
-/** The tabs of a queue: their order in words, what a job of it is in SQL, and the walks that find all of them; none: by id. */
+/** The tabs of a queue: their order in words, the SQL condition of their jobs, and the walks that find all of these jobs.  Without walks, they are found by id. */
 export const tabs = {
   waiting: { word: 'in the order in which they will be claimed', is: (p, c) => `j.status = 'pending' AND j.ready_at <= ${p(c.now, 'timestamptz')}`, walks: priorities.map(due) },
   running: { word: 'longest-running jobs first', is: () => 'true', walks: [running] },
@@ -89,7 +88,7 @@ export const tabs = {
 const unfinished = ['waiting', 'retrying', 'blocked', 'scheduled'];
 export const filters = ['kind', 'key', 'group', 'error', 'cause', 'since', 'until', 'payload'];
 
-/** What may be asked of a job, by name. */
+/** The conditions of a filter, by name. */
 const conditions = {
   kind: (p, value) => `j.kind = ${p(value, 'text')}`,
   key: (p, value) => `starts_with(j.key, ${p(value, 'text')})`,
@@ -98,13 +97,13 @@ const conditions = {
   cause: (p, value) => `CASE WHEN j.last_error IS NOT NULL THEN (SELECT e.fingerprint FROM idemq.job_errors e WHERE e.job_id = j.id) = ${p(value, 'text')} END`,
   since: (p, value) => `j.enqueued_at >= ${p(value, 'timestamptz')}`,
   until: (p, value) => `j.enqueued_at <= ${p(value, 'timestamptz')}`,
-  // Of actions on what a list has: none that came later, none that has the priority already.
+  // For actions on a whole list: no jobs that were enqueued later, and no jobs that already have the priority.
   upto: (p, value) => `j.id <= ${p(value, 'bigint')}`,
   besides: (p, value) => `j.priority <> ${p(value, 'int')}`,
   payload: (p, value) => `CASE WHEN pg_column_size(j.payload) <= ${LISTED} THEN j.payload @> ${p(value, 'jsonb')} END`,
 };
 
-/** A key or a group is looked up, where an index has it. */
+/** The walks for a tab and a filter.  A key or a group is looked up if an index contains it. */
 function walksOf(tab, filter) {
   if (filter.key) return [byKey];
   if (filter.group && unfinished.includes(tab)) return [tab === 'blocked' ? blockedOfGroup : readyOfGroup];
@@ -115,7 +114,7 @@ const parameters = (values) => (value, type) => `$${values.push(value)}::${type}
 const meant = (p, tab, c) => `coalesce(${[`j.queue_id = ${p(c.queue, 'int')}`, tabs[tab].is(p, c),
   ...Object.keys(conditions).filter((name) => c.filter[name] !== undefined).map((name) => conditions[name](p, c.filter[name]))].join(' AND ')}, false)`;
 
-/** One slice: of at most `most` rows of a walk those that are meant, as far as `want`, and the last that was looked at. */
+/** One slice: at most `want` matching rows among at most `most` rows of a walk, and the last row that was read. */
 async function slice(query, walked, tab, c, want, most) {
   const values = [];
   const p = parameters(values);
@@ -129,7 +128,7 @@ async function slice(query, walked, tab, c, want, most) {
   return { hits: found.filter((row) => row.hit), looked: last ? Number(last.n) : 0, last };
 }
 
-/** The same by id, of all queues: those below `upper`, down to `lower`. */
+/** One slice by id, across all queues: ids below `upper`, down to `lower`. */
 async function sliceById(query, tab, c, want) {
   const values = [];
   const p = parameters(values);
@@ -139,7 +138,7 @@ async function sliceById(query, tab, c, want) {
   return { hits: (ids ?? []).map((id) => ({ id, n: jobs })), looked: Number(jobs) };
 }
 
-/** The answer of a slice; null when it was too large for statement_timeout and can be smaller. */
+/** The result of a slice, or null if it was too large for statement_timeout and can be made smaller. */
 async function inTime(asked, canBeSmaller) {
   try {
     return await asked;
@@ -149,7 +148,7 @@ async function inTime(asked, canBeSmaller) {
   }
 }
 
-/** A cursor of an address: where a page ended. */
+/** A cursor as part of an address: the place where a page ended. */
 export const cursorText = (cursor) => (cursor ? Buffer.from(JSON.stringify(cursor)).toString('base64url') : null);
 export function cursorOf(text) {
   if (!text) return null;
@@ -157,13 +156,13 @@ export function cursorOf(text) {
     const cursor = JSON.parse(Buffer.from(text, 'base64url').toString());
     if (Array.isArray(cursor) && cursor.length === 3 && Number.isInteger(cursor[0]) && cursor[0] >= 0 && cursor[0] < 20
       && cursor.slice(1).every((key) => key === null || typeof key === 'string')) return cursor;
-  } catch { /* of another making */ }
+  } catch { /* not a cursor */ }
   throw Object.assign(new Error('The address of this page of the list is invalid. Start from the first page.'), { statusCode: 400 });
 }
 
 /**
- * Walks a tab of a queue from a cursor on until `want` jobs are found, or the time is over.  known: how many there are at
- * most, if that is known.  Returns their ids, how many jobs were looked at, and the cursor to go on from, null at the end.
+ * Walks a tab of a queue from a cursor until `want` jobs are found or the time is up.  known: the maximum number of jobs,
+ * if it is known.  Returns the ids, the number of jobs read, and the cursor from which to continue, or null at the end.
  */
 export async function walk(query, { queue, tab, filter = {}, cursor = null, want = PAGE, budget = BUDGET, known = null }) {
   const began = performance.now();
@@ -172,13 +171,13 @@ export async function walk(query, { queue, tab, filter = {}, cursor = null, want
   const plain = Object.values(filter).every((value) => value === undefined);
   const ids = [];
   let looked = 0;
-  // Payloads are the dear part: a slice begins small, and grows.
+  // Reading payloads is the expensive part, so the slices are small at first, and grow.
   let most = plain && walks ? want + 1 : filter.payload ? 250 : 1000;
   let [part, ...keys] = cursor ?? [0, null, null];
   const done = (next) => ({ ids, looked, next, seconds: (performance.now() - began) / 1000 });
   const over = () => performance.now() - began > budget;
   const all = plain && cursor === null && known !== null ? known : Infinity;
-  /** Takes a slice in; says whether it has what is wanted. */
+  /** Adds a slice to the result.  Returns whether enough jobs have been found. */
   const take = ({ hits, looked: here }) => {
     ids.push(...hits.map((row) => row.id));
     looked += ids.length >= want ? Number(hits.at(-1).n) : here;
@@ -189,7 +188,7 @@ export async function walk(query, { queue, tab, filter = {}, cursor = null, want
   if (!walks) {
     let width = filter.payload ? 1024n : 8192n;
     for (let upper = keys[0] === null ? null : BigInt(keys[0]); ;) {
-      // The next id below: ids begin anew, far above, when a server has started.
+      // The next lower id.  After a server start, ids continue far above the previous ones.
       const [top] = await query('SELECT j.id FROM idemq.jobs j WHERE $1::bigint IS NULL OR j.id < $1 ORDER BY j.id DESC LIMIT 1', [upper]);
       if (!top) return done(null);
       upper = BigInt(top.id) + 1n;
@@ -236,7 +235,7 @@ export async function walk(query, { queue, tab, filter = {}, cursor = null, want
   return done(null);
 }
 
-/** Whether a job came an hour before a time: then so did those with lesser ids. */
+/** Whether a job was enqueued more than an hour before a time.  Jobs with lower ids were then enqueued before that time, too. */
 async function past(query, id, since) {
   const [row] = await query("SELECT j.enqueued_at < $2::timestamptz - interval '1 hour' AS past FROM idemq.jobs j WHERE j.id = $1", [id, since]);
   return row?.past === true;
@@ -253,7 +252,7 @@ function side(condition) {
       AND i.ready_at IS NOT NULL AND i.ready_at ${condition} idemq.now() ORDER BY i.ready_at LIMIT ${COUNTED}) j LIMIT ${COUNTED}) x`;
 }
 
-/** How many jobs each tab has: by the gauges; waiting and scheduled, which share one, by the index as far as COUNTED. */
+/** The number of jobs in each tab, from the gauges.  Waiting and scheduled jobs share a gauge, so each is counted in the index, up to COUNTED. */
 export async function counts(query, queue) {
   const [row] = await query(COUNTS, [queue]);
   if (!row) return null;
@@ -267,19 +266,19 @@ export async function counts(query, queue) {
     completed: n.completed, dead: n.dead, cancelled: n.cancelled,
   };
   result.all = n.pending + n.running + n.retrying + n.blocked + n.completed + n.dead + n.cancelled;
-  // Neither was counted to its end: each has so many at least.
+  // If neither count is complete, both are minimum values.
   const atLeast = whole.waiting || whole.scheduled ? [] : ['waiting', 'scheduled'];
   return { counts: result, atLeast, unattended, isDeadLetterQueue, pausedGroups: Number(pausedGroups) };
 }
 
-/** Of all queues that the role may see: what a walk by id looks through. */
+/** The number of jobs in all queues that the role may see, which a walk by id reads. */
 export async function everything(query) {
   const [{ jobs }] = await query(`SELECT coalesce(sum(m.pending + m.blocked + m.running + m.retrying + m.completed + m.dead + m.cancelled), 0)::bigint AS jobs
     FROM idemq.metrics m JOIN idemq.queue_privileges p USING (queue_id) WHERE 'claim' = ANY (p.privileges)`);
   return Number(jobs);
 }
 
-/** What a list shows of jobs, in the order of the ids that are given. */
+/** The columns of a list for these jobs, in the order of the ids. */
 export async function rowsOf(query, ids) {
   if (ids.length === 0) return [];
   return query(`

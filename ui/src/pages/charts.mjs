@@ -1,5 +1,5 @@
-// Charts of a span of time, drawn here: static/charts.js adds the values under the pointer and
-// by keyboard, out of the table of values that is behind each.
+// The charts for a time span.  static/charts.js shows the values at the pointer or the keyboard
+// position, which it reads from the table of values of each chart.
 import { html, href } from '../html.mjs';
 import { part } from '../live.mjs';
 import { axisCount, axisDuration, axisTime, count, duration, rate, time } from '../format.mjs';
@@ -7,7 +7,7 @@ import { axisCount, axisDuration, axisTime, count, duration, rate, time } from '
 const [WIDTH, HEIGHT] = [400, 170];
 const [LEFT, RIGHT, TOP, BOTTOM] = [60, 8, 14, 22];
 
-/** About three round values at which an axis up to most has a tick, and the step between them. */
+/** About three round values for the ticks of an axis that ends at most, and the step between them. */
 function ticks(most, kind) {
   const rounds = kind === 'time' && most >= 60
     ? [60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 432000, 864000]
@@ -17,7 +17,7 @@ function ticks(most, kind) {
   return { step, marks: Array.from({ length: Math.ceil(most / step - 1e-9) + 1 }, (_, i) => i * step) };
 }
 
-/** A tick's text.  All ticks of an axis have as many digits as the step needs. */
+/** The label of a tick.  All labels of an axis have as many digits as the step needs. */
 const tickText = {
   count: axisCount,
   rate: (value, step) => `${axisCount(value, step)}/s`,
@@ -38,14 +38,14 @@ function path(values, x, y) {
       pen = 'M';
       return;
     }
-    // A point that stands alone is seen as well.
+    // An isolated point must also be visible.
     text += `${pen}${x(i).toFixed(1)} ${y(value).toFixed(1)}${pen === 'M' && (values[i + 1] ?? null) === null ? 'h1' : ''}`;
     pen = 'L';
   });
   return text;
 }
 
-/** What is below a line: a shape for each part that has no gap. */
+/** The area below a line: one shape for each part without a gap. */
 function area(values, x, y) {
   let text = '';
   values.forEach((value, i) => {
@@ -85,7 +85,7 @@ ${lines.map((line, i) => html`<path class="l${i}" d="${path(line.values, x, y)}"
 `)}</tbody></table></div></details></figure>`);
 }
 
-/** The charts of a queue, or of the database: what History.of gives.  few: only the three that matter most. */
+/** The charts of a queue or of the database.  series: the result of History.of; few: whether to draw only the three most important charts. */
 export function charts(series, few = false) {
   if (series.empty) return html`<p class="none">Nothing has been recorded for ${series.title} yet. The background worker writes idemq.history every ten seconds.</p>`;
   const draw = (title, kind, lines, dead) => chart(title, kind, Object.entries(lines).map(([name, values]) => ({ name, values })), series, dead);
@@ -97,17 +97,17 @@ ${draw('Queue latency', 'time', { p95: series.wait_p95, p50: series.wait_p50 })}
 ${draw('Run time', 'time', { p95: series.run_p95, p50: series.run_p50 })}`}</div>`;
 }
 
-/** Links to the other spans of time of the same page. */
+/** Links to the same page with another time span. */
 export function spanTabs(names, name, address) {
-  return html`<nav aria-label="Span of time"><ul class="tabs scroll">${names.map((other) => html`<li><a href="${address(other)}"${other === name ? html` aria-current="page"` : ''}>${other.replace(/([a-z])/, ' $1')}</a></li>`)}</ul></nav>`;
+  return html`<nav aria-label="Time span"><ul class="tabs scroll">${names.map((other) => html`<li><a href="${address(other)}"${other === name ? html` aria-current="page"` : ''}>${other.replace(/([a-z])/, ' $1')}</a></li>`)}</ul></nav>`;
 }
 
-/** A line in a table, beside what it says now and at most. */
+/** A small chart in a table, with its current value and its maximum. */
 export function sparkline(values, latest, format, label) {
   const known = values.filter((value) => value !== null);
   if (known.length < 2) return html`<span class="quiet">–</span>`;
   const [width, height] = [120, 24];
   const most = Math.max(...known);
-  return html`<span class="line"><svg class="spark" role="img" aria-label="${label}: now ${format(values[latest])}, at most ${format(most)}" viewBox="0 0 ${width} ${height}" width="${width}" height="${height}"><path d="${path(values,
+  return html`<span class="line"><svg class="spark" role="img" aria-label="${label}: now ${format(values[latest])}, maximum ${format(most)}" viewBox="0 0 ${width} ${height}" width="${width}" height="${height}"><path d="${path(values,
     (i) => (i * width) / (values.length - 1), (value) => height - 2 - (value / (most || 1)) * (height - 4))}"/></svg> <span class="small quiet">max ${format(most)}</span></span>`;
 }

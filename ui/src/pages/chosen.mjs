@@ -1,4 +1,4 @@
-// What is done to several jobs: the question before it, and how far it is; a job by hand.
+// Actions on several jobs: their confirmation and their progress.  Also the form that enqueues a job by hand.
 import { href, html } from '../html.mjs';
 import { count, duration } from '../format.mjs';
 import { doings } from '../jobs/doing.mjs';
@@ -11,7 +11,7 @@ const outcomes = {
   blocked: 'blocked', not_found: 'deleted', kept: 'kept, because they are running or another job waits for them', not_due: 'not due', accepted: 'accepted',
 };
 
-/** What was done, in words: how many, and what became of the others. */
+/** A sentence about the result of an action: the number of jobs changed, and the reasons why others were not. */
 export function said(doing, came) {
   const others = Object.entries(came).filter(([outcome, jobs]) => outcome !== doing.success && jobs > 0)
     .map(([outcome, jobs]) => `${count(jobs)} ${outcomes[outcome] ?? outcome}`);
@@ -19,7 +19,7 @@ export function said(doing, came) {
   return `${count(n)} ${n === 1 ? 'job' : 'jobs'} ${doing.done}.${others.length > 0 ? ` Not changed: ${others.join(', ')}.` : ''}`;
 }
 
-/** The address of the list that a doing began at. */
+/** The address of the list from which an action was started. */
 export const listOf = (queue, want, given) => href(addressOf(queue), { tab: want.tab, ...given });
 
 const inWords = { kind: 'of kind', key: 'with a key that begins with', group: 'of group', error: 'whose error contains', cause: 'whose error has the fingerprint', since: 'enqueued from', until: 'enqueued until', payload: 'whose payload contains' };
@@ -39,7 +39,7 @@ ${want.all ? html`<input type="hidden" name="all" value="1"><input type="hidden"
 <button class="do${doing.undo === false ? ' final' : ''}">${doing.title.replace(/^(Set) (priority)$/, 'Set priority of')} ${jobs}</button> <a class="button" href="${listOf(queue, want, given)}">Keep as is</a></form>`;
 }
 
-/** The part of the page that is put anew while it goes on. */
+/** The part of the page that is refreshed while the action is in progress. */
 function doingPart(doing) {
   const { want, outcomes: came, expected, ended, began, jobs, looked, stopped, trouble } = doing;
   const took = ((ended ?? Date.now()) - began) / 1000;
@@ -73,7 +73,7 @@ const fields = [
   ['max_attempts', 'Attempts', 'empty means the queue’s setting'],
 ];
 
-/** given: what was sent; trouble: {field, message}, what was wrong with it. */
+/** given: the values that were entered; trouble: {field, message} if one of them is invalid. */
 export function enqueuePage(queue, given, trouble, token) {
   const invalid = (name) => (trouble?.field === name ? html` aria-invalid="true" aria-describedby="trouble"` : '');
   return html`${trouble && html`<p class="notice bad" role="alert" id="trouble">${trouble.message}</p>`}

@@ -1,14 +1,14 @@
-// A document of a job as a tree, with its text to copy; an error with its frames.
+// A document of a job as a tree, with text that can be copied, and an error with its stack frames.
 import { html } from '../html.mjs';
 import { bytes, count } from '../format.mjs';
 import { key } from './layout.mjs';
 import { readDocument, written } from '../jobs/document.mjs';
 import { readTrace } from '../jobs/trace.mjs';
 
-/** Members and items that a level shows; the rest is in the text. */
+/** Maximum number of members or items that are shown on one level.  The text contains the others. */
 const MOST = 200;
 
-/** What is shown instead of a document that a codec of the clients has encrypted. */
+/** The text that replaces a document that a client's codec has encrypted. */
 export const encrypted = (name) => html`<p class="none">encrypted with key ${key(name)}</p>`;
 
 const leaf = (node) => html`<span class="${node.type === 'encrypted' ? 'quiet' : node.type}">${node.type === 'string' ? JSON.stringify(node.value) : node.value}</span>`;
@@ -23,11 +23,11 @@ function branch(name, node, depth) {
 <ul>${children.slice(0, MOST).map(([child, value]) => branch(child, value, depth + 1))}${rest > 0 && html`<li class="quiet">${count(rest)} more in the text</li>`}</ul></details></li>`;
 }
 
-/** What is copied: shown by a button where there is a script, and in any case. */
+/** The text to copy.  A button copies it if scripts are enabled; it can always be expanded. */
 export const copied = (id, name, text) => html`<details class="text"><summary>${name} as text</summary><pre tabindex="0" id="${id}" aria-label="${name} as text">${text}</pre></details>
 <button type="button" data-copy="${id}" hidden>Copy</button>`;
 
-/** text: a whole document, or the beginning of one; all: its bytes. */
+/** text: a document, or the beginning of one; whole: whether text is the whole document. */
 export function tree(id, name, text, whole) {
   const node = whole ? readDocument(text) : null;
   if (!node) return html`<pre tabindex="0" id="${id}" aria-label="${name}">${text}</pre><p class="actions"><button type="button" data-copy="${id}" hidden>Copy</button></p>`;
@@ -39,10 +39,10 @@ export function tree(id, name, text, whole) {
 
 const frame = (lines) => html`<li>${lines.join('\n')}</li>`;
 const frames = (parts) => parts.map((part) => (part.own
-  ? html`<li class="own"><details><summary>${count(part.frames.length)} ${part.frames.length === 1 ? 'frame' : 'frames'} of client and runtime</summary><ol class="frames">${part.frames.map(frame)}</ol></details></li>`
+  ? html`<li class="own"><details><summary>${count(part.frames.length)} client and runtime ${part.frames.length === 1 ? 'frame' : 'frames'}</summary><ol class="frames">${part.frames.map(frame)}</ol></details></li>`
   : part.frames.map(frame)));
 
-/** An error: its cause first, then its frames; text: what was stored, whole. */
+/** An error: its cause first, then its stack frames.  text: the stored text; cut: whether it is only the beginning. */
 export function errorOf(id, text, cut) {
   const read = readTrace(text);
   if (read.parts.length === 0) return html`<pre class="error" tabindex="0" aria-label="Error">${read.text}</pre>`;

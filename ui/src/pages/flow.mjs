@@ -1,9 +1,9 @@
-// The flow that a job is of: how far all of it is, and what holds it up.
+// The flow that a job belongs to: its progress, and the job that is holding it up.
 import { html } from '../html.mjs';
 import { count, duration, percent } from '../format.mjs';
 import { button, jobLink, key, number, queueLink, status, table, when, whySentence } from './layout.mjs';
 
-/** What a flow's jobs do, in the order in which a bar shows them: [field of idemq.flow, status, word]. */
+/** The states of a flow's jobs, in the order in which the bar shows them: [field of idemq.flow, status, word]. */
 const parts = [['completed', 'completed', 'completed'], ['running', 'running', 'running'], ['retrying', 'retrying', 'retrying'],
   ['waiting', 'pending', 'waiting'], ['blocked', 'blocked', 'blocked'], ['cancelled', 'cancelled', 'cancelled'], ['dead', 'dead', 'dead']];
 
@@ -17,18 +17,18 @@ function bar(flow) {
   })}</svg>`;
 }
 
-/** groups: what queries.flowJobs gave, or why it gave nothing. */
+/** groups: the rows of queries.flowJobs, or the reason why there are none. */
 export function flowPage(id, flow, groups, context) {
   const left = Number(flow.jobs) - Number(flow.done);
   const failed = flow.failed_ids ?? [];
   const lost = Number(flow.dead) + Number(flow.cancelled);
   const jobs = (n, word) => `${count(n)} ${String(n) === '1' ? 'job' : 'jobs'} ${word}`;
   const state = Number(flow.dead) > 0 ? html`${status('dead', 'Failed')}: ${jobs(flow.dead, 'died')}${Number(flow.cancelled) > 0 && html`, ${jobs(flow.cancelled, 'cancelled')}`}. `
-    : Number(flow.cancelled) > 0 ? html`${status('cancelled', 'Cancelled in part')}: ${jobs(flow.cancelled, 'cancelled')}. `
+    : Number(flow.cancelled) > 0 ? html`${status('cancelled', 'Partly cancelled')}: ${jobs(flow.cancelled, 'cancelled')}. `
       : left === 0 ? html`${status('completed', 'Completed')}. ` : null;
   return html`<p class="why">${state}<b>${count(Number(flow.done) - lost)} of ${count(flow.jobs)}</b> ${String(flow.jobs) === '1' ? 'job' : 'jobs'} completed${left > 0 && html`, <b>${percent(flow.progress)}</b> finished`}${flow.ended_at ? html`. It ended ${when(flow.ended_at)}.`
     : flow.eta !== null ? html`. The rest will take about <b>${duration(flow.eta)}</b> at the current rate.` : '. No estimate yet.'}</p>
-${flow.cut && html`<p class="notice warn">The flow has more jobs than are counted here. The figures cover the first ${count(flow.jobs)} jobs.</p>`}
+${flow.cut && html`<p class="notice warn">Not all jobs of this flow are counted. The figures cover the first ${count(flow.jobs)} jobs.</p>`}
 ${bar(flow)}
 <dl class="facts">${parts.filter(([name]) => Number(flow[name]) > 0).map(([name, shape, word]) => html`<div><dt>${status(shape, word)}</dt><dd>${count(flow[name])}</dd></div>`)}
 <div><dt>started</dt><dd>${when(flow.begun_at)}</dd></div></dl>

@@ -1,14 +1,14 @@
-// A flow as a picture: boxes with their state in shape, word and colour; lines from parents to children.
+// The diagram of a flow: boxes whose shape, word and colour show the state, and lines from parents to children.
 import { href, html } from '../html.mjs';
 import { count } from '../format.mjs';
 import { addressOf } from './queue.mjs';
 
 const [WIDTH, HEIGHT, GAP, BETWEEN, EDGE] = [148, 52, 10, 36, 4];
-/** Characters that a box has room for. */
+/** Number of characters that fit into a box. */
 const ROOM = 17;
 
 const tabOf = { pending: 'waiting' };
-/** The shapes of static/style.css, in a square of 10. */
+/** The shapes from static/style.css, in a square of 10 by 10. */
 const shapes = {
   completed: 'M5 0a5 5 0 1 0 .01 0z', pending: 'M5 1a4 4 0 1 0 .01 0z', running: 'M1 0L10 5L1 10z', retrying: 'M5 0L10 10L0 10z',
   blocked: 'M0 0H10V10H0z', cancelled: 'M0 3.5H10V6.5H0z', dead: 'M2 0L5 3L8 0L10 2L7 5L10 8L8 10L5 7L2 10L0 8L3 5L0 2z',

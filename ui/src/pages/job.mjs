@@ -1,4 +1,4 @@
-// One job: where it stands and why, what became of it in one column of time, what it holds.
+// One job: its status and the reason for it, its timeline, and its documents.
 import { now } from '../clock.mjs';
 import { html } from '../html.mjs';
 import { bytes, count, duration, time } from '../format.mjs';
@@ -15,7 +15,7 @@ const took = (from, to) => (from && to ? duration((at(to) - at(from)) / 1000) : 
 
 const outcomes = { failed: ['retrying', 'failed'], expired: ['dead', 'lease expired'], released: ['pending', 'released'], cancelled: ['cancelled', 'cancelled'], committed: ['completed', 'committed'] };
 
-/** One moment of the column: when, a state for its mark, what, and more about it. */
+/** One entry of the timeline: the time, the state that its mark shows, a title, and details. */
 const moment = (value, mark, what, more = null) => ({ value, mark, what, more });
 
 function attemptOf(a, id, isLast) {
@@ -37,14 +37,14 @@ function stepOf(s, job, i) {
   const event = ['waiting', 'arrived', 'timed_out'].includes(s.state);
   const unknown = s.state === 'open' && (job.status !== 'running' || s.token !== job.token);
   const [mark, word] = unknown ? ['retrying', 'unknown (its attempt ended without a response)'] : states[s.state] ?? ['blocked', s.state];
-  const until = s.state === 'waiting' ? html`, until ${when(s.call_until)} at the latest` : s.state === 'open' && s.call_until ? html`; its request may arrive until ${time(s.call_until)}` : null;
+  const until = s.state === 'waiting' ? html`, times out ${when(s.call_until)}` : s.state === 'open' && s.call_until ? html`; its request may arrive until ${time(s.call_until)}` : null;
   const document = (name) => s[`${name}_bytes`] !== null && html`<details><summary>${event ? 'payload' : name}</summary>${s[name] === null ? html`<p class="quiet">${bytes(s[`${name}_bytes`])}: too large to show here; use psql.</p>`
     : s[`${name}_encrypted`] !== null ? encrypted(s[`${name}_encrypted`]) : tree(`step${i}${name}`, `${s.name} ${name}`, s[name], s[`${name}_whole`])}</details>`;
   return moment(s.begun_at ?? s.answered_at, mark, html`${event ? 'Event' : 'Step'} ${key(s.name)}: ${status(mark, word)}${s.answered_at && s.begun_at && html` after <b>${took(s.begun_at, s.answered_at)}</b>`}${until}`,
     html`${document('request')}${document('response')}${s.error && html`<p class="error">${s.error}</p>`}${s.effect_key && html`<p class="quiet small">effect key ${key(s.effect_key)}${s.round > 0 && html`, round ${s.round + 1}`}</p>`}`);
 }
 
-/** What became of a job, in the order in which it did. */
+/** The entries of a job's timeline, in the order in which they happened. */
 function history({ job, attempts, steps, documents: shown }) {
   const last = attempts.findLast?.((a) => ['failed', 'expired'].includes(a.outcome)) ?? attempts.at(-1);
   const moments = [
@@ -52,9 +52,9 @@ function history({ job, attempts, steps, documents: shown }) {
     ...attempts.map((a) => attemptOf(a, job.id, a === last)),
     ...steps.map((s, i) => stepOf(s, job, i)),
   ];
-  // Its worker has stored a log of the attempt that completed it.
+  // The worker has stored a log of the attempt that completed the job, so the attempt is already in the list.
   const shownAbove = attempts.some((a) => a.outcome === 'committed' && a.token === job.token);
-  const checkpoint = job.progress !== null || shown?.checkpoint ? html`<p>${job.progress !== null ? html`Checkpoint: ${progress(job.progress)}` : 'It has a checkpoint.'}</p>` : null;
+  const checkpoint = job.progress !== null || shown?.checkpoint ? html`<p>${job.progress !== null ? html`Checkpoint: ${progress(job.progress)}` : 'A checkpoint was saved.'}</p>` : null;
   if (job.status === 'running') {
     moments.push(moment(job.claimed_at, 'running', html`Attempt ${job.attempt}${job.worker && html` by ${key(job.worker)}`}: ${status('running', 'running')} for <b>${duration((now() - at(job.claimed_at)) / 1000)}</b>`,
       html`${checkpoint}${job.expires_in !== null && html`<p class="quiet">Its lease ends in ${duration(job.expires_in)}${job.attached && ', or with its session'}${job.pid && html`; process ${job.pid}`}.</p>`}`));
@@ -62,7 +62,7 @@ function history({ job, attempts, steps, documents: shown }) {
     moments.push(moment(job.claimed_at ?? job.finished_at, 'completed', job.claimed_at ? html`Attempt ${job.attempt}${job.worker && html` by ${key(job.worker)}`}: ${status('completed', 'committed')} after <b>${took(job.claimed_at, job.finished_at)}</b>`
       : html`${status('completed', 'committed')}, without a claim`, checkpoint));
   } else if (checkpoint) {
-    const before = moments[attempts.length]; // the last attempt; or that it was enqueued
+    const before = moments[attempts.length]; // the last attempt, or the enqueue if there is no attempt
     before.more = html`${before.more}${checkpoint}`;
   }
   moments.sort((a, b) => at(a.value) - at(b.value));
@@ -85,13 +85,13 @@ ${tree(name, name, shown[name], whole)}<p class="last"><a class="button" href="/
 
 function flowOf(job, flow) {
   if (flow.length < 2) return null;
-  // This job is among them in any case.
+  // The graph always includes this job.
   const graph = graphOf(flow.filter(({ id }, i) => i < GRAPH || id === job.id), job.id);
   return html`<section class="card"><h2>flow</h2><p>${flow.length > GRAPH ? html`More than ${count(GRAPH)}` : count(flow.length)} jobs${graph.folded && ', by kind and status'}. <a class="button" href="/flow/${job.id}">View progress</a></p>
 ${graphPicture(graph, job.id)}</section>`;
 }
 
-/** What may be done with a job now. */
+/** The actions that are possible on a job now. */
 function actionsOf(job, context) {
   const waits = !job.finished_at && job.status !== 'running';
   return html`${context.may.enqueue && html`${(job.status === 'retrying' || ['dead', 'cancelled'].includes(job.status)) && button(context, 'retry', 'Retry', { id: job.id })}

@@ -1,4 +1,4 @@
-// The frame of every page.
+// The parts that all pages share.
 import { html, href } from '../html.mjs';
 import { now } from '../clock.mjs';
 import { distance, duration, percent, time } from '../format.mjs';
@@ -7,7 +7,7 @@ import { have, part } from '../live.mjs';
 const links = [['/', 'Overview'], ['/errors', 'Errors'], ['/running', 'Running'], ['/workers', 'Workers'], ['/schedules', 'Schedules'],
   ['/audit', 'Audit'], ['/check', 'Check'], ['/keys', 'Keys']];
 
-/** What a page shows between its header and its footer: what a live page is refreshed with. */
+/** The content of a page between its header and its footer.  A live page refreshes this. */
 export function content(title, body, { server, notice, bad }) {
   return html`${server?.tests && html`<p class="notice warn test-clock">This is a test server. Its clock is <b>${duration(server.ahead ?? 0)}</b> ahead.</p>`}
 <h1>${title}</h1>
@@ -15,7 +15,7 @@ ${notice && html`<p class="notice ${bad ? 'bad' : ''}" role="status">${notice}</
 ${body}`;
 }
 
-/** A page: title, its markup, and {path, server, writes, notice, every}; every: seconds between refreshes, if it is live. */
+/** A page: its title, its markup, and {path, server, writes, notice, every}.  every: seconds between refreshes, if it is live. */
 export function layout(title, body, context) {
   const { path, server, actor, writes, every = 0 } = context;
   const inside = content(title, body, context);
@@ -45,9 +45,9 @@ ${server && html`<footer>${server.role}@${server.database}${server.standby ? ' (
 }
 
 const HINT = /[:;] ((?:see|call|start a worker that calls) [^;]*)/g;
-/** A sentence of idemq.why without what it says about SQL, and without fractions of seconds. */
+/** A sentence of idemq.why without its hints about SQL and without fractions of seconds. */
 export const plainWhy = (text) => text.replace(HINT, '').replace(/(\d\d:\d\d:\d\d)(?:\.\d+)?\+00/g, '$1 UTC');
-/** A sentence of idemq.why, with times and links; what it says about SQL is behind a summary. */
+/** A sentence of idemq.why, with times and links.  Its hints about SQL are collapsed. */
 export function whySentence(text) {
   const hints = [];
   const plain = text.replace(HINT, (_, hint) => { hints.push(hint); return ''; });
@@ -56,15 +56,15 @@ export function whySentence(text) {
 ${hints.length > 0 && html`<details class="hint"><summary>In SQL</summary><p>${hints.map((hint) => html`<span>${hint}</span><br>`)}</p></details>`}`;
 }
 
-/** A button that leads to the question before an action; nothing on a read-only page. */
+/** A button that opens the confirmation of an action; null on a read-only page. */
 export function button(context, name, title, input, label = title) {
   if (!context.writes) return null;
   return html`<form method="get" action="/confirm" class="inline"><input type="hidden" name="action" value="${name}">${Object.entries(input)
     .map(([key, value]) => html`<input type="hidden" name="${key}" value="${value}">`)}<button aria-label="${label}">${title}</button></form>`;
 }
 
-/** A table with its head; rows of cells; what to say when there are none; names: of the rows, which are refreshed one by one.
- * On a narrow screen a row is a card. */
+/** A table.  none: the text if there are no rows; names: names of the rows, which are then refreshed one by one.
+ * On a narrow screen, each row is a card. */
 export function table(label, heads, rows, none, names = null) {
   if (rows.length === 0) return html`<p class="none">${none}</p>`;
   return html`<div class="scroll" role="region" aria-label="${label}" tabindex="0"><table class="rows" role="table"><thead role="rowgroup"><tr role="row">${heads.map((head) => html`<th scope="col" role="columnheader"${head.number ? html` class="n"` : ''}>${head.name ?? head}</th>`)}</tr></thead>
@@ -76,19 +76,19 @@ export function table(label, heads, rows, none, names = null) {
 
 export const number = (name) => ({ name, number: true });
 
-/** A time as an element's datetime; empty if JavaScript has no such time. */
+/** A time as the value of a datetime attribute; empty if JavaScript cannot represent it. */
 const iso = (value) => (/^[-\d: ]{19} UTC$/.test(time(value)) ? time(value).replace(' UTC', 'Z') : '');
-/** A time, which a script shows in the browser's time zone. */
+/** A time.  A script converts it to the browser's time zone. */
 export const moment = (value) => html`<time class="at" datetime="${iso(value)}">${time(value)}</time>`;
-/** How far a time is, and the whole of it under the pointer. */
+/** The distance of a time from now.  The title contains the full time. */
 export const when = (value) => (value ? html`<time datetime="${iso(value)}" title="${time(value)}">${distance(value)}</time>` : html`<span class="quiet">–</span>`);
-/** A name, a key: never broken, cut where there is no room, and whole under the pointer. */
+/** A name or a key.  It is never wrapped, and is truncated if there is no room.  The title contains the whole text. */
 export const key = (text) => (text === null || text === undefined ? null : html`<span class="key" title="${text}">${text}</span>`);
 export const queueLink = (name) => html`<a class="key" title="${name}" href="/queue/${encodeURIComponent(name)}">${name}</a>`;
 export const jobLink = (id) => html`<a href="/job/${id}">${id}</a>`;
-/** A status, or another word: its shape is of static/style.css, by kind. */
+/** A status, or another word.  static/style.css defines the shape for each status. */
 export const status = (name, word = name) => html`<span class="status ${name}">${word}</span>`;
 export const more = (path, parameters, text = 'Next') => html`<p><a class="button more" href="${href(path, parameters)}">${text}</a></p>`;
-/** How far something is, in percent; nothing where that is not known. */
+/** A progress bar with the percentage; null if the progress is not known. */
 export const progress = (value, label = 'Progress') => (value === null || value === undefined ? null
   : html`<span class="line"><progress max="100" value="${value}" aria-label="${label}"></progress> ${percent(value)}</span>`);

@@ -1,4 +1,4 @@
-// The database: what needs attention, what it does now and did, and its queues, the worst first.
+// The overview of the database: what needs attention, its current and past activity, and its queues, the most severe first.
 import { html, href } from '../html.mjs';
 import { count, duration, percent, rate } from '../format.mjs';
 import { part } from '../live.mjs';
@@ -6,7 +6,7 @@ import { spans } from '../history.mjs';
 import { charts, spanTabs, sparkline } from './charts.mjs';
 import { button, number, queueLink, status, table } from './layout.mjs';
 
-/** Queues of a page, and queues whose names begin alike that are shown as one row. */
+/** Number of queues on a page, and minimum number of queues with the same prefix that are combined in one row. */
 const PAGE = 50;
 const ALIKE = 10;
 
@@ -15,10 +15,10 @@ const plural = (n, one, many = `${one}s`) => `${count(n)} ${String(n) === '1' ? 
 
 const unattended = (queue) => queue.unattended_for !== null && queue.unattended_for !== undefined;
 
-/** Whether a queue is full, so that it refuses further jobs. */
+/** Whether a queue is full, and therefore refuses further jobs. */
 const isFull = (queue) => queue.max_unfinished !== null && queue.unfinished !== null && Number(queue.unfinished) >= Number(queue.max_unfinished);
 
-/** The state of a queue, the worst first: [severity, shape, words, link]. */
+/** The states of a queue, the most severe first: [severity, shape, words, link]. */
 function states(queue) {
   const jobs = `/queue/${encodeURIComponent(queue.queue)}`;
   const found = [unattended(queue) && [5, 'gone', 'no worker', jobs],
@@ -35,7 +35,7 @@ function states(queue) {
 const severity = (queue) => states(queue)[0][0];
 const mark = ([, shape, words, where]) => html`<div>${where ? html`<a class="status ${shape}" href="${where}">${words}</a>` : status(shape, words)}</div>`;
 
-/** What needs attention, a sentence for each. */
+/** The problems that need attention, one sentence each. */
 function troublesOf(queues, health) {
   const said = [];
   if (health && health.pid === null)
@@ -69,7 +69,7 @@ function factsOf(queues, all) {
   return html`<dl class="facts big">${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
 }
 
-/** Rows of the table: queues, or {prefix, queues} where many begin alike. */
+/** Rows of the table: queues, or {prefix, queues} if many names begin with the same prefix. */
 function rowsOf(queues, filter) {
   const sorted = queues.filter(({ queue }) => filter === null || queue.toLowerCase().includes(filter.toLowerCase()))
     .map((queue) => [severity(queue), queue]).sort(([a], [b]) => b - a).map(([, queue]) => queue);
@@ -131,7 +131,8 @@ ${all.length > PAGE && html`<p class="actions">${page > 1 && html`<a class="butt
 }
 
 /**
- * queues: rows of idemq.metrics; last: the span of the charts; all: their series; of: a queue's series; troubles: what could not be read; filter: part of a name; page: of the table, from 1.
+ * queues: rows of idemq.metrics; last: the time span of the charts; all: their series; of: returns a queue's series; troubles: messages about data that could not be read;
+ * filter: part of a name; page: page of the table, counted from 1.
  */
 export function overviewPage({ queues, last, all, of, health, troubles, filter, page }, context) {
   const worst = [...queues].sort((a, b) => severity(b) - severity(a));

@@ -1,4 +1,4 @@
-// One queue: its jobs by tab, found by filters, a page at a time, and what can be done to several.
+// One queue: its jobs by tab and filter, one page at a time, and the actions on several jobs.
 import { href, html } from '../html.mjs';
 import { bytes, count, duration, percent, rate, time } from '../format.mjs';
 import { spans } from '../history.mjs';
@@ -9,12 +9,12 @@ import { charts as drawn, spanTabs } from './charts.mjs';
 import { PAGE, cursorText, filters, tabs } from '../jobs/walk.mjs';
 import { button, jobLink, key, moment, number, progress, queueLink, status, table, when } from './layout.mjs';
 
-/** Priority that jobs have unless they are given another. */
+/** The default priority of jobs. */
 const USUAL = 4;
-/** Characters of a payload that a list shows. */
+/** Number of characters of a payload that a list shows. */
 const SHOWN = 80;
 
-/** The time that matters for a job, by tab: the column's name and its value. */
+/** The most useful time of a job on each tab: the column's title and the field. */
 const times = {
   waiting: ['Due', 'ready_at'], running: ['Running since', 'claimed_at'], retrying: ['Next attempt', 'ready_at'], blocked: ['Enqueued', 'enqueued_at'],
   scheduled: ['Due', 'ready_at'], completed: ['Completed', 'finished_at'], dead: ['Died', 'dead_at'], cancelled: ['Cancelled', 'finished_at'],
@@ -22,7 +22,7 @@ const times = {
 
 export const addressOf = (queue) => `/queue/${encodeURIComponent(queue.name ?? queue)}`;
 
-/** A payload's beginning; one that is too large is not read. */
+/** The beginning of a payload.  A payload that is too large is not read. */
 function payload(job) {
   if (job.payload === null) return html`<span class="quiet">${bytes(job.payload_bytes)}, not read</span>`;
   if (job.encrypted !== null) return html`<span class="quiet">encrypted</span>`;
@@ -30,20 +30,20 @@ function payload(job) {
   return html`<code class="payload">${characters.slice(0, SHOWN).join('')}${characters.length > SHOWN && '…'}</code>`;
 }
 
-/** A job's error: in a dead-letter queue, the one of the original job. */
+/** A job's error; in a dead-letter queue, the error of the original job. */
 const errorOf = (job) => {
   const text = job.last_error ?? job.original_error;
   return text && html`<span class="error" title="${text.slice(0, 500)}">${causeOf(text).slice(0, 200)}</span>`;
 };
 
-/** A status in words: a pending job is waiting or scheduled. */
+/** The word for a status: a pending job is either waiting or scheduled. */
 const wordOf = (job) => (job.status === 'pending' ? (job.later ? 'scheduled' : 'waiting') : job.status);
 
 function seconds(from, to) {
   return from && to ? (Date.parse(to.replace(' ', 'T').replace(/\+00$/, 'Z')) - Date.parse(from.replace(' ', 'T').replace(/\+00$/, 'Z'))) / 1000 : null;
 }
 
-/** The columns of a list: a head, a cell, and whether a job has something to say there; one that no row has is left out. */
+/** The columns of a list: the title, the cell of a job, and whether the job has a value there.  A column without values is omitted. */
 function columnsOf(tab, rows, picks) {
   const [timeName, timeOf] = times[tab] ?? ['Since', null];
   const name = (job) => job.key ?? job.kind ?? job.id;
@@ -60,7 +60,7 @@ function columnsOf(tab, rows, picks) {
     [number('Took'), (job) => duration(seconds(job.claimed_at, job.finished_at)), (job) => tab === 'completed' && job.claimed_at !== null],
     ['Worker', (job) => key(job.worker), (job) => ['running', 'completed'].includes(tab) && job.worker !== null],
     ['Payload', (job) => (job.original ? html`<a href="/job/${job.original}">original job</a>` : payload(job))],
-    ['Healed error', (job) => errorOf(job), (job) => tab === 'completed' && Boolean(errorOf(job))],
+    ['Resolved error', (job) => errorOf(job), (job) => tab === 'completed' && Boolean(errorOf(job))],
     [number('Number'), (job) => html`<a class="quiet small" href="/job/${job.id}">${job.id}</a>`, (job) => name(job) !== job.id],
   ];
   return all.filter(([, , has]) => !has || rows.some(has));
@@ -78,7 +78,7 @@ function filterForm(path, tab, given, open) {
 <p class="actions"><button>Filter</button>${open && html` <a class="button" href="${href(path, { tab })}">Clear filters</a>`}</p></form></details>`;
 }
 
-/** What a walk came to, in words. */
+/** A sentence about the result of a walk. */
 function found(list, tab, result, rows, given, of) {
   const narrowed = Object.keys(given).length > 0;
   const looked = html`searched ${count(result.looked)} of ${count(Math.max(of, result.looked))} jobs`;
@@ -100,8 +100,8 @@ function bulk(context, tab, list, narrowed, rows) {
 }
 
 /**
- * numbers: what counts() gave, null when it could not; tab, its walk's result, its rows, the filter as it was given; of: how
- * many jobs the walk could look at; doing: what is under way.
+ * numbers: the result of counts(), or null if it failed; result: that of the tab's walk; given: the filter as it was entered;
+ * of: the number of jobs that the walk can search; doing: the actions in progress.
  */
 export function queuePage({ queue, numbers, tab, result, rows, given, of, first, doing, held, trouble, charts, errors, workers, serves }, context) {
   const path = addressOf(queue);
@@ -136,7 +136,7 @@ ${jobs}${bulk(context, tab, list, narrowed, rows)}</form><script src="/static/jo
 <details><summary>Settings</summary><dl class="settings">${settings.map(([name, value]) => html`<div><dt>${name}</dt><dd>${formatSetting(value)}${queue.changed_since && name in queue.changed_since && html` <span class="quiet">(declared: ${queue.changed_since[name] ?? 'none'})</span>`}</dd></div>`)}</dl></details>`;
 }
 
-/** What the queue does now: a line of figures, and who works on it. */
+/** The current state of the queue: a line of figures, and its workers. */
 function now({ queue, numbers, charts: { series }, workers }) {
   const latest = (field) => (series ? series[field][series.latest] : null);
   const perSecond = (value) => (value === null || value === undefined ? '–' : `${rate(value)}/s`);
@@ -144,26 +144,26 @@ function now({ queue, numbers, charts: { series }, workers }) {
   const [completed, failures] = [sum('completed'), sum('failures')];
   const busy = workers.reduce((total, worker) => total + Number(worker.running ?? 0), 0);
   const places = workers.reduce((total, worker) => total + Number(worker.concurrency ?? 0), 0);
-  const facts = [['workers', workers.length === 0 ? 'none' : html`${count(workers.length)}${workers.length > 20 && '+'}, ${count(busy)} of ${count(places)} places busy`],
+  const facts = [['workers', workers.length === 0 ? 'none' : html`${count(workers.length)}${workers.length > 20 && '+'}, ${count(busy)} of ${count(places)} slots busy`],
     ['oldest waiting job', duration(queue.paused ? null : latest('oldest_due'))], ['completed', perSecond(latest('completed'))],
     [`failed, ${series?.title ?? 'last hour'}`, completed + failures > 0 ? percent((100 * failures) / (completed + failures)) : '–'],
     ['latency p95', duration(latest('wait_p95'))], ['run time p95', duration(latest('run_p95'))]];
   return html`<dl class="facts">${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
 ${workers.length > 0 && html`<details id="workers"><summary>${workers.length === 1 ? '1 worker' : `${count(workers.length)} workers`}</summary>${table('Workers', ['Worker', 'State', 'Program', number('Running'), 'Last seen'],
-    workers.map((w) => [key(w.worker), status(w.state === 'silent' ? 'warn' : 'well', w.state === 'silent' ? 'lost' : 'online'), html`${w.program}${w.host && ` on ${w.host}`}`, html`${count(w.running ?? 0)} of ${count(w.concurrency ?? 1)}`, when(w.seen_at)]), '')}</details>`}`;
+    workers.map((w) => [key(w.worker), status(w.state === 'silent' ? 'warn' : 'well', w.state === 'silent' ? 'silent' : 'online'), html`${w.program}${w.host && ` on ${w.host}`}`, html`${count(w.running ?? 0)} of ${count(w.concurrency ?? 1)}`, when(w.seen_at)]), '')}</details>`}`;
 }
 
-/** The causes of most failures, each with a link to its jobs. */
+/** The most frequent causes of failures, each with links to its jobs. */
 function topErrors(queue, errors, cause) {
   const list = (e, tab) => href(addressOf(queue), { tab, cause: e.fingerprint });
   const shown = errors.slice(0, 5);
   return html`<section class="card" aria-label="Errors by cause"><h2>Errors by cause</h2><ul class="said">${shown.map((e) => html`<li${e.fingerprint === cause ? html` aria-current="true"` : ''}><a href="${list(e, Number(e.dead) > 0 ? 'dead' : Number(e.retrying) > 0 ? 'retrying' : 'completed')}"><span class="error">${causeOf(e.error ?? 'no message').slice(0, 200)}</span></a> ${e.sqlstate && html`<code>${e.sqlstate}</code> `}
-${Number(e.dead) > 0 && html`<a class="status dead" href="${list(e, 'dead')}">${count(e.dead)} dead</a> `}${Number(e.retrying) > 0 && html`<a class="status retrying" href="${list(e, 'retrying')}">${count(e.retrying)} retrying</a> `}${e.healed > 0 && html`<a class="status well" href="${list(e, 'completed')}">${count(e.healed)} healed by a retry</a> `}
+${Number(e.dead) > 0 && html`<a class="status dead" href="${list(e, 'dead')}">${count(e.dead)} dead</a> `}${Number(e.retrying) > 0 && html`<a class="status retrying" href="${list(e, 'retrying')}">${count(e.retrying)} retrying</a> `}${e.healed > 0 && html`<a class="status well" href="${list(e, 'completed')}">${count(e.healed)} resolved by a retry</a> `}
 <span class="quiet small">${e.kinds && html`kind ${e.kinds.slice(0, 3).join(', ')}${e.kinds.length > 3 && '…'}, `}first ${when(e.first_seen)}, last ${when(e.last_seen)}</span></li>`)}</ul>
 ${errors.length > shown.length && html`<p class="quiet"><a href="${href('/errors', { queue: queue.name })}">${count(errors.length - shown.length)} more</a></p>`}</section>`;
 }
 
-/** node-postgres gives an interval as an object. */
+/** node-postgres returns an interval as an object. */
 function formatSetting(value) {
   if (value === null) return 'none';
   if (typeof value === 'object') return value.toPostgres ? value.toPostgres() : JSON.stringify(value);

@@ -1,14 +1,14 @@
-// Who is there: what workers say of themselves, and the handlers in the server.
+// The workers, as they report themselves, and the handlers in the server.
 import { html } from '../html.mjs';
 import { count, duration, rate } from '../format.mjs';
 import { jobLink, key, number, queueLink, status, table, when } from './layout.mjs';
 
-const words = { here: ['completed', 'here'], silent: ['warn', 'silent'], gone: ['cancelled', 'gone'],
+const words = { here: ['completed', 'online'], silent: ['warn', 'silent'], gone: ['cancelled', 'gone'],
   running: ['completed', 'running'], idle: ['pending', 'idle'], waiting: ['warn', 'waiting for a free process'],
   refused: ['dead', 'refused'], stopped: ['dead', 'stopped after crashes'], off: ['paused', 'off (idemq.worker)'] };
 const stateOf = (state) => status(...(words[state] ?? ['pending', state]));
 
-/** What it runs, and the oldest of that since when. */
+/** The jobs that a worker is running, and the start time of the oldest. */
 function runs(worker) {
   const running = Number(worker.running ?? 0);
   if (running === 0) return 'nothing';
@@ -17,7 +17,7 @@ function runs(worker) {
 ${worker.oldest && html`<span class="quiet small">the oldest ${when(worker.oldest)}</span>`}</div>`;
 }
 
-/** The time of the last report: of a silent worker it is what a reader looks for. */
+/** The time of the last report, emphasized for a silent worker. */
 const lastReport = (worker) => (worker.state === 'silent' ? html`<b>${when(worker.seen_at)}</b>` : when(worker.seen_at));
 
 const queuesOf = (queues) => html`<div>${queues.slice(0, 5).map((queue) => html`${queueLink(queue)} `)}${queues.length > 5
@@ -27,7 +27,7 @@ const order = ['silent', 'here', 'gone'];
 const handlerFacts = (h) => html`<div>${count(h.workers_running)} of ${count(h.workers)} ${String(h.workers) === '1' ? 'process' : 'processes'}</div>
 <div class="small quiet">up to ${count(h.batch)} ${String(h.batch) === '1' ? 'job' : 'jobs'} per transaction; exits after ${duration(h.max_idle)} without a job</div>`;
 
-/** seen: idemq.workers; handlers: idemq.handlers; unattended: queues that nobody works on. */
+/** seen: idemq.workers; handlers: idemq.handlers; unattended: queues without a worker. */
 export function workersPage(seen, handlers, unattended) {
   const workers = seen.filter(({ program }) => program !== 'handler').sort((a, b) => order.indexOf(a.state) - order.indexOf(b.state));
   return html`${unattended.length > 0 && html`<div class="notice bad">${unattended.map((queue) => html`<div>${status('gone', 'No worker for')} ${queueLink(queue.queue)}: ${count(queue.pending)} ${String(queue.pending) === '1' ? 'job has' : 'jobs have'} been waiting for ${duration(queue.unattended_for)}.</div>`)}</div>`}
