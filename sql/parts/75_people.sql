@@ -75,7 +75,7 @@ COMMENT ON VIEW idemq.job_errors IS 'the last error of each job that has failed,
 COMMENT ON COLUMN idemq.job_errors.job_id IS 'id of the job';
 COMMENT ON COLUMN idemq.job_errors.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.job_errors.kind IS 'kind of the job';
-COMMENT ON COLUMN idemq.job_errors.status IS 'state of the job; completed means that a retry has healed the error';
+COMMENT ON COLUMN idemq.job_errors.status IS 'state of the job; completed means that a retry has resolved the error';
 COMMENT ON COLUMN idemq.job_errors.sqlstate IS 'SQLSTATE of the error, as in idemq.errors';
 COMMENT ON COLUMN idemq.job_errors.error IS 'error message, with ? in place of the parts that differ from job to job';
 COMMENT ON COLUMN idemq.job_errors.fingerprint IS 'identifier of the cause, as in idemq.errors';
