@@ -40,6 +40,7 @@ export function redactor(redact, logger) {
       const answer = redact(text);
       if (typeof answer === 'string') return answer;
       why = `it returned ${answer === null ? 'null' : typeof answer}`;
+      Promise.resolve(answer).catch(() => {}); // a promise that nobody awaits would end the process
     } catch (error) {
       why = error instanceof Error ? error.constructor.name : typeof error; // its text may contain what it should have removed
     }

@@ -371,7 +371,7 @@ class AttemptRunner:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # encoders and results may be of any class
-            log.error("%s %d: completed without its result, because the result cannot be encoded: %s", self.options.queue, job.id, text_of(error))
+            log.error("%s %d: completed without its result, because the result cannot be encoded: %s", self.options.queue, job.id, self._redacted(text_of(error)))
             return None
 
     def handler_succeeded(self, execution: Execution, end: ExecutionResult) -> bool:

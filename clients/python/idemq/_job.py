@@ -346,7 +346,7 @@ class BaseJob:
                 if sqlstate(error)[:2] not in ("22", "54"):
                     raise
                 refusal = error
-        log.error("%s %d: step %s is done, but its response cannot be stored: %s", self.queue, self.id, name, text_of(refusal))
+        log.error("%s %d: step %s is done, but its response cannot be stored: %s", self.queue, self.id, name, redacted(self._run.options.redact, text_of(refusal)))
         await self._store_response(name, None)
         return response
 

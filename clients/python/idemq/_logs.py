@@ -37,8 +37,9 @@ class JobLogFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         job = _current.get()
         if job is None:
-            record.queue = record.job_id = record.attempt = None
-            record.job = "-"
+            # A record keeps members of the same name, such as those of another library, or of this filter if another thread handles the record.
+            for name, value in (("queue", None), ("job_id", None), ("attempt", None), ("job", "-")):
+                record.__dict__.setdefault(name, value)
         else:
             record.queue, record.job_id, record.attempt = job.queue, job.id, job.attempt
             record.job = f"{job.queue} {job.id} attempt {job.attempt}"
@@ -72,7 +73,9 @@ def redacted(redact: Redact, text: str) -> str:
         why = f"it returned {type(answer).__name__}"
         if isinstance(answer, str):
             return answer
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # even SystemExit, because the end of the attempt must be reported
         why = type(error).__name__  # its text may contain what it should have removed
     log.error("redact failed, so a text is not stored: %s", why)
     return REDACT_FAILED
