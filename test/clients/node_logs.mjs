@@ -122,7 +122,7 @@ test('redact', async () => {
   assert.equal(details.log.split('(removed)').length, 3);
   ({ details } = await logged(['x', `secret-${'1'.repeat(20_000)}`], { redact }));
   assert.match(details.log, /\(removed\)$/);
-  for (const wrong of [() => { throw new Error('secret-5'); }, () => undefined]) {
+  for (const wrong of [() => { throw new Error('secret-5'); }, () => undefined, async () => { throw new Error('secret-5'); }]) {
     const said = [];
     ({ details, error } = await logged(['secret-1'], { redact: wrong, logger: { ...logger, error: (text) => said.push(text) } }));
     assert.deepEqual([details.log, details.trace, error], Array(3).fill('(removed, because redact failed)'));
@@ -136,6 +136,11 @@ test('redact', async () => {
   const [{ id }] = await add(q, 2);
   await drain(connection, q, (job) => job.step('s', () => { throw new Refused('secret-4'); }), { outside: true, redact, logger });
   assert.deepEqual((await pool.query('SELECT error FROM idemq.steps WHERE job_id = $1', [id])).rows, [{ error: 'Refused: (removed)' }]);
+  const warnings = [];
+  const codec = { name: 'none', keys: ['1'], encode: () => { throw new Error('secret-8'); }, decode: () => { throw new Error('no'); } };
+  await add(q, 3);
+  await drain(connection, q, () => 1, { outside: true, redact, codec, logger: { ...logger, warn: (text) => warnings.push(text) } });
+  assert.match(warnings.join(), /committed without a result, because of an error: Error: \(removed\)/);
   // The text of a cause, too.
   const q2 = await queue();
   await add(q2, 1);

@@ -39,13 +39,12 @@ function keysOf({ keys }) {
 /** Compares strings by code points, as Python does. @param {string} a @param {string} b */
 const byCodePoint = (a, b) => Buffer.compare(Buffer.from(a), Buffer.from(b));
 
-/** A number without an exponent, as the Python client writes it. Equal numbers become equal texts. @param {number} value */
+/** A number without a negative exponent, because the languages use one from different numbers on. @param {number} value */
 function numberText(value) {
   const text = JSON.stringify(value);
-  const [, sign, first, rest = '', exponent] = /^(-?)(\d)(?:\.(\d+))?e([+-]\d+)$/.exec(text) ?? [];
+  const [, sign, first, rest = '', exponent] = /^(-?)(\d)(?:\.(\d+))?e-(\d+)$/.exec(text) ?? [];
   if (first === undefined) return text;
-  const places = Number(exponent);
-  return places < 0 ? `${sign}0.${'0'.repeat(-places - 1)}${first}${rest}` : `${sign}${first}${rest}${'0'.repeat(places - rest.length)}`;
+  return `${sign}0.${'0'.repeat(Number(exponent) - 1)}${first}${rest}`;
 }
 
 /** The JSON text of a parsed document, with sorted members and without spaces, as the Python client writes it. @param {any} value @returns {string} */

@@ -69,8 +69,8 @@ def _keys(codec: Codec) -> list[str]:
     return names
 
 
-MOST_DIGITS = 200_000
-"""More than a number in PostgreSQL can have."""
+MOST_DIGITS = 20_000
+"""More than a number in PostgreSQL can have after its point."""
 
 
 class _Number(str):
@@ -78,14 +78,13 @@ class _Number(str):
 
 
 def _number(text: str) -> str:
-    """A number as the Node client writes it: 1.0, 1e0 and 1 are equal, for the server as well."""
-    sign, digits, exponent = Decimal(text).as_tuple()
-    if not isinstance(exponent, int) or abs(exponent) > MOST_DIGITS:
-        raise ValueError("a number has too many digits")
-    plain = f"{Decimal((0, digits, exponent)):f}"
-    if "." in plain:
-        plain = plain.rstrip("0").rstrip(".")
-    return "-" + plain if sign and plain != "0" else plain
+    """A number as the Node client writes it: without a negative exponent, because the languages use one from different numbers on.
+
+    A whole number that is a float, such as 1.0, must remain one.  Node, which has no such difference, writes it as 1."""
+    if "e-" not in text.lower():
+        return text
+    number = Decimal(text)
+    return f"{number:f}" if 0 < abs(number) and number.adjusted() > -MOST_DIGITS else text
 
 
 def _refuse(constant: str) -> Any:
