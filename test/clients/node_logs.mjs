@@ -115,6 +115,23 @@ test('the last 16 kB, cut at a line', async () => {
   assert.equal(details.log_cut, undefined);
 });
 
+test('a log that is long as JSON, and a handler that changes the encoding', async () => {
+  // It must be shorter than idemq.max_document can be, which is 64 kB, or the job would fail.
+  for (const [line, kept] of [['\x01'.repeat(16_000), '?'.repeat(16_000)], ['\x1b[31m', '\x1b[31m'], ['"'.repeat(16_000), '"'.repeat(16_000)]]) {
+    const { details } = await logged([line]);
+    assert.equal(details.log.slice(-kept.length), kept);
+    assert.ok(JSON.stringify(details.log).length < 50_000);
+  }
+  const q = await queue();
+  await add(q, 1);
+  const handler = async (job, client) => {
+    await client.query("SET LOCAL client_encoding = 'EUC_JP'");
+    job.log.info('é 😀');
+  };
+  assert.deepEqual(await drain(connection, q, handler, { captureLogs: 'all', logger }), { committed: 1 });
+  assert.match((await attemptsOf(q))[0].details.log, /INFO é 😀$/);
+});
+
 test('redact', async () => {
   const redact = (text) => text.replace(/secret-\d+/g, '(removed)');
   let { details, error } = await logged(['one secret-1', 'two secret-22'], { redact });

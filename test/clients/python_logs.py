@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import contextvars
 import io
+import json
 import logging
 import re
 import sys
@@ -216,6 +217,23 @@ class Capture(Logs):
             details, _ = self.log_of(["a" * 16_000, "b" * 384])
             self.assertEqual((details["log"], details["log_cut"]), ("b" * 384, True))
             self.assertEqual(self.log_of(["half of a pair: \ud800"])[0]["log"], "half of a pair: ?")
+
+    def test_a_log_that_is_long_as_json(self):
+        # It must be shorter than idemq.max_document can be, which is 64 kB, or the job would fail.
+        for text, kept in (("\x01" * 16_000, "?" * 16_000), ("\x1b[31m", "\x1b[31m"), ("\t" * 16_384, "\t" * 16_384), ('"' * 16_384, '"' * 16_384)):
+            lines = idemq._logs.Lines()
+            lines.add(text)
+            self.assertEqual(lines.details(None), {"log": kept})
+            self.assertLess(len(json.dumps(lines.details(None))), 50_000)
+
+    def test_a_handler_that_changes_the_encoding(self):
+        def handler(job, conn):
+            conn.execute("SET LOCAL client_encoding = 'EUC_JP'")
+            app.info("é 😀")
+
+        self.add(1)
+        self.assertEqual(self.drain(handler, capture_logs="all"), {"committed": 1})
+        self.assertRegex(self.attempts()[0][2]["log"], r"app: é 😀\Z")
 
     def test_a_failed_batch(self):
         self.add("a", "fails", max_attempts=1)

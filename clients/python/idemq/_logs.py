@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 import threading
 from collections import deque
 from contextlib import contextmanager
@@ -19,10 +20,15 @@ log = logging.getLogger("idemq")
 MODES = ("off", "failed", "all")
 MAX_LOG = 16384
 """Bytes of UTF-8 that are kept of an attempt's log."""
+MAX_JSON = 2 * MAX_LOG
+"""Bytes of the log as JSON, apart from quotes and backslashes.  The limit of the server (idemq.max_document) is at least 64 kB."""
 MAX_LINE = 1 << 20
 """Characters of one log record that are looked at."""
 REDACT_FAILED = "(removed, because redact failed)"
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+_CONTROL = re.compile(r"[\x01-\x08\x0b\x0c\x0e-\x1f]")
+"""Characters of which JSON makes six."""
 
 Redact = Optional[Callable[[str], str]]
 
@@ -111,7 +117,10 @@ class Lines:
         text = redacted(redact, text).replace("\0", "")
         data = text.encode("utf-8", "replace") if utf8 else text.encode("ascii", "backslashreplace")
         kept = _last_lines(data)
-        return {"log": kept.decode("utf-8", "ignore"), **({"log_cut": True} if cut or kept != data else {})}
+        last = kept.decode("utf-8", "ignore")
+        if len(kept) + 5 * len(_CONTROL.findall(last)) > MAX_JSON:
+            last = _CONTROL.sub("?", last)
+        return {"log": last, **({"log_cut": True} if cut or kept != data else {})}
 
 
 def _last_lines(data: bytes) -> bytes:
