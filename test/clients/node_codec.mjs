@@ -409,7 +409,7 @@ test('a document that is not JSON, and a plain one that resembles an encoded one
   const wrong = Object.assign(codecOf('1'), { decode: () => Buffer.from(secret) });
   // Nothing of the document is in the error.
   await assert.rejects(jobOf(pool, id, { codec: wrong }), (error) => {
-    assert.equal(error.message, 'a document that is encoded with key 1 cannot be decoded: what decode of the codec returned cannot be read as JSON');
+    assert.equal(error.message, "a document that is encoded with key 1 cannot be decoded: the codec's decode returned data that cannot be read as JSON");
     assert.equal(error.cause, undefined);
     return true;
   });

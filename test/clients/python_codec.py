@@ -421,7 +421,7 @@ class Codecs(Client):
             with self.assertRaisesRegex(RuntimeError, unreadable + text):
                 idemq.job(self.conn, job, codec=codec(decode=decode))
         # Nothing of the document is in the error, nor in what the error refers to.
-        with self.assertRaisesRegex(RuntimeError, unreadable + r"what decode of the codec returned cannot be read as JSON \(JSONDecodeError\)\Z") as raised:
+        with self.assertRaisesRegex(RuntimeError, unreadable + r"the codec's decode returned data that cannot be read as JSON \(JSONDecodeError\)\Z") as raised:
             idemq.job(self.conn, job, codec=codec(decode=lambda data, key: SECRET.encode()))
         self.assertEqual((raised.exception.__cause__, raised.exception.__context__), (None, None))
 

@@ -107,7 +107,7 @@ async function decodedText(codec, { idemq_codec: name, key, data }) {
     return JSON.parse(text);
   } catch {
     // Without the error, whose message contains a part of the document.
-    throw new Error(`a document that is encoded with key ${key} cannot be decoded: what decode of the codec returned cannot be read as JSON`);
+    throw new Error(`a document that is encoded with key ${key} cannot be decoded: the codec's decode returned data that cannot be read as JSON`);
   }
 }
 

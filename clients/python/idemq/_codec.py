@@ -183,7 +183,7 @@ def _decoded(codec: Codec, stored: Mapping[str, str]) -> Any:
     except Exception as error:
         kind = type(error).__name__
     # Without the error, which contains the document.
-    raise RuntimeError(f"a document that is encoded with key {key} cannot be decoded: what decode of the codec returned cannot be read as JSON ({kind})")
+    raise RuntimeError(f"a document that is encoded with key {key} cannot be decoded: the codec's decode returned data that cannot be read as JSON ({kind})")
 
 
 # Duplicates.
