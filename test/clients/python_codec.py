@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import json
 import os
+import threading
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
@@ -435,6 +436,32 @@ class Codecs(Client):
         ends = self.drain(handler, codec=codec(encode=exits_later))
         self.assertEqual(ends, {"retrying": 1})
         self.assertEqual(self.job(job)[3], "RuntimeError: encode of a codec raised SystemExit: 3")
+
+    def test_a_codec_runs_in_the_thread_of_the_handler(self):
+        # In the event loop, a slow one would delay the heartbeats of all jobs.
+        class Where(Toy):
+            threads = set()
+
+            def encode(self, data, key):
+                self.threads.add(threading.get_ident())
+                return super().encode(data, key)
+
+            def decode(self, data, key):
+                self.threads.add(threading.get_ident())
+                return super().decode(data, key)
+
+        def handler(job, conn=None):
+            own.add(threading.get_ident())
+            job.save_checkpoint([1])
+            return job.step("call", lambda step: 1, {"n": 1})
+
+        for outside in (False, True):
+            own = set()
+            Where.threads.clear()
+            self.add({"n": 1}, codec=OLD)
+            self.assertEqual(self.drain(handler, outside, codec=Where("1")), {"committed": 1})
+            self.assertEqual(Where.threads, own)
+            self.assertNotIn(threading.get_ident(), own)
 
     def test_a_plain_document_that_resembles_an_encoded_one(self):
         for payload in ({"idemq_codec": 1}, ["idemq_codec"]):
