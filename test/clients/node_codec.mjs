@@ -394,6 +394,31 @@ test('values are what they were, and a schema and hooks see them', async () => {
   assert.equal(same[0].id, same[1].id);
 });
 
+test('equal numbers are equal bytes', async () => {
+  // python_codec.py has the same texts.
+  const q = await queue(settings);
+  const texts = [];
+  const codec = Object.assign(codecOf('1'), { encode: (data) => (texts.push(data.toString()), data) });
+  for (const value of [1, 0, 0.1, 0.00001, 1e-7, -1.25e-7, -5e-324, -1.25e21, 123456789012345680000]) await enqueue(pool, q, value, { codec });
+  assert.deepEqual(texts, ['1', '0', '0.1', '0.00001', '0.0000001', '-0.000000125', `-0.${'0'.repeat(323)}5`, '-1.25e+21', '123456789012345680000']);
+});
+
+test('a document that is not JSON, and a plain one that resembles an encoded one', async () => {
+  const q = await queue(settings);
+  const { id } = await enqueue(pool, q, { n: 1 }, { codec: old });
+  const wrong = Object.assign(codecOf('1'), { decode: () => Buffer.from(secret) });
+  // Nothing of the document is in the error.
+  await assert.rejects(jobOf(pool, id, { codec: wrong }), (error) => {
+    assert.equal(error.message, "a document that is encoded with key 1 cannot be decoded: the codec's decode returned data that cannot be read as JSON");
+    assert.equal(error.cause, undefined);
+    return true;
+  });
+  for (const [n, payload] of [{ idemq_codec: 1 }, ['idemq_codec']].entries()) {
+    await enqueue(pool, q, payload, { key: `plain-${n}` });
+    await assert.rejects(enqueue(pool, q, payload, { key: `plain-${n}`, codec: both }), KeyReused);
+  }
+});
+
 test('what cannot be encoded, and what is no codec', async () => {
   const q = await queue(settings);
   await assert.rejects(enqueue(pool, q, undefined, { codec: old }), /payload must be a value that JSON can represent/);

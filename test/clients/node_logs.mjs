@@ -115,6 +115,23 @@ test('the last 16 kB, cut at a line', async () => {
   assert.equal(details.log_cut, undefined);
 });
 
+test('a log that is long as JSON, and a handler that changes the encoding', async () => {
+  // It must be shorter than idemq.max_document can be, which is 64 kB, or the job would fail.
+  for (const [line, kept] of [['\x01'.repeat(16_000), '?'.repeat(16_000)], ['\x1b[31m', '\x1b[31m'], ['"'.repeat(16_000), '"'.repeat(16_000)]]) {
+    const { details } = await logged([line]);
+    assert.equal(details.log.slice(-kept.length), kept);
+    assert.ok(JSON.stringify(details.log).length < 50_000);
+  }
+  const q = await queue();
+  await add(q, 1);
+  const handler = async (job, client) => {
+    await client.query("SET LOCAL client_encoding = 'EUC_JP'");
+    job.log.info('é 😀');
+  };
+  assert.deepEqual(await drain(connection, q, handler, { captureLogs: 'all', logger }), { committed: 1 });
+  assert.match((await attemptsOf(q))[0].details.log, /INFO é 😀$/);
+});
+
 test('redact', async () => {
   const redact = (text) => text.replace(/secret-\d+/g, '(removed)');
   let { details, error } = await logged(['one secret-1', 'two secret-22'], { redact });
@@ -122,7 +139,7 @@ test('redact', async () => {
   assert.equal(details.log.split('(removed)').length, 3);
   ({ details } = await logged(['x', `secret-${'1'.repeat(20_000)}`], { redact }));
   assert.match(details.log, /\(removed\)$/);
-  for (const wrong of [() => { throw new Error('secret-5'); }, () => undefined]) {
+  for (const wrong of [() => { throw new Error('secret-5'); }, () => undefined, async () => { throw new Error('secret-5'); }]) {
     const said = [];
     ({ details, error } = await logged(['secret-1'], { redact: wrong, logger: { ...logger, error: (text) => said.push(text) } }));
     assert.deepEqual([details.log, details.trace, error], Array(3).fill('(removed, because redact failed)'));
@@ -136,6 +153,11 @@ test('redact', async () => {
   const [{ id }] = await add(q, 2);
   await drain(connection, q, (job) => job.step('s', () => { throw new Refused('secret-4'); }), { outside: true, redact, logger });
   assert.deepEqual((await pool.query('SELECT error FROM idemq.steps WHERE job_id = $1', [id])).rows, [{ error: 'Refused: (removed)' }]);
+  const warnings = [];
+  const codec = { name: 'none', keys: ['1'], encode: () => { throw new Error('secret-8'); }, decode: () => { throw new Error('no'); } };
+  await add(q, 3);
+  await drain(connection, q, () => 1, { outside: true, redact, codec, logger: { ...logger, warn: (text) => warnings.push(text) } });
+  assert.match(warnings.join(), /committed without a result, because of an error: Error: \(removed\)/);
   // The text of a cause, too.
   const q2 = await queue();
   await add(q2, 1);

@@ -18,7 +18,10 @@ const logger = { info: () => {}, warn: () => {}, error: () => {} };
 await pool.query("SELECT idemq.create_queue('before')");
 await enqueue(pool, 'before', 1); // an application may set the providers after the first call
 const exporter = new InMemorySpanExporter();
-trace.setGlobalTracerProvider(new BasicTracerProvider({ spanProcessors: [new SimpleSpanProcessor(exporter)] }));
+/** A span processor of the application that throws. */
+const faulty = { fails: undefined, forceFlush: async () => {}, shutdown: async () => {} };
+for (const when of ['onStart', 'onEnd']) faulty[when] = () => { if (faulty.fails === when) throw new Error('of a processor'); };
+trace.setGlobalTracerProvider(new BasicTracerProvider({ spanProcessors: [new SimpleSpanProcessor(exporter), faulty] }));
 context.setGlobalContextManager(new AsyncLocalStorageContextManager().enable());
 propagation.setGlobalPropagator(new CompositePropagator({ propagators: [new W3CTraceContextPropagator(), new W3CBaggagePropagator()] }));
 const metricExporter = new InMemoryMetricExporter(AggregationTemporality.CUMULATIVE);
@@ -189,4 +192,30 @@ test('headers of the caller, and every producer', async () => {
   // What is not a trace context does not disturb the job.
   for (const headers of [{ traceparent: 7 }, { traceparent: 'nonsense' }, { baggage: '%%%=', tracestate: 'x' }]) await enqueue(pool, q, 1, { headers });
   assert.deepEqual(await drain(connection, q, () => {}, { logger }), { committed: 5 });
+});
+
+test('errors of OpenTelemetry do no harm', async () => {
+  const warned = [];
+  process.on('warning', ({ message }) => warned.push(message));
+  try {
+    for (const when of ['onStart', 'onEnd']) {
+      faulty.fails = when;
+      const q = await queue();
+      await enqueueMany(pool, q, [{ payload: 1 }, { payload: 2 }]);
+      assert.equal((await enqueue(pool, q, 3)).outcome, 'accepted');
+      assert.deepEqual(await drain(connection, q, () => {}, { logger, batch: 2 }), { committed: 3 });
+      await enqueue(pool, q, 4);
+      assert.deepEqual(await drain(connection, q, () => {}, { logger, outside: true }), { committed: 1 });
+    }
+    faulty.fails = undefined;
+    propagation.disable();
+    propagation.setGlobalPropagator({ inject() { throw new Error('of a propagator'); }, extract() { throw new Error('of a propagator'); }, fields: () => [] });
+    const q = await queue();
+    await enqueue(pool, q, 1);
+    assert.deepEqual(await drain(connection, q, () => {}, { logger }), { committed: 1 });
+  } finally {
+    faulty.fails = undefined;
+  }
+  await sleep(1);
+  assert.deepEqual(warned.filter((text) => /OpenTelemetry/.test(text)).map((text) => text.split(': ').at(-1)), ['of a processor']);
 });

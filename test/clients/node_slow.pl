@@ -44,7 +44,7 @@ my $used = application('used', [ 'pg-cursor', 'pg-copy-streams' ], @programs);
 my $node = new_server('node', 'idemq.worker' => 'on', max_connections => 60);
 
 workers_of($node, $app);
-foreach ([ 'run', $used, 'node_run_slow.mjs', 6 ], [ 'trace', $traced, 'node_trace.mjs', 1 ], [ 'otel', $traced, 'node_otel.mjs', 5 ])
+foreach ([ 'run', $used, 'node_run_slow.mjs', 6 ], [ 'trace', $traced, 'node_trace.mjs', 1 ], [ 'otel', $traced, 'node_otel.mjs', 6 ])
 {
 	my ($name, $dir, $file, $least) = @$_;
 

@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import json
 import os
+import threading
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
@@ -15,6 +16,7 @@ import psycopg
 from python_common import DSN, Client
 
 import idemq
+from idemq._codec import plain_bytes
 from idemq import Inside, Outside
 
 SECRET = "4111-1111"
@@ -378,6 +380,7 @@ class Codecs(Client):
         self.assertEqual(send({"by": 1}, OLD), ("duplicate", {"by": 1}, True))
         self.assertEqual(send({"by": 1}, BOTH), ("duplicate", {"by": 1}, True))
         self.assertEqual(send({"by": 2}, BOTH), ("duplicate", {"by": 1}, False))
+        self.assertEqual(send(None, BOTH), ("duplicate", {"by": 1}, False))
         self.assertEqual(idemq.send_event(self.conn, self.queue, "none", codec=BOTH), ("accepted", None, True))
 
     def test_a_job_whose_key_is_unknown_is_retried(self):
@@ -400,6 +403,72 @@ class Codecs(Client):
         self.sql("UPDATE idemq.jobs SET payload = jsonb_set(payload, '{data}', '\"AAAAAAAAAAAAAAAA\"') WHERE id = %s", job)
         self.assertEqual(self.drain(self.do, codec=OLD), {"retrying": 1})
         self.assertEqual(self.job(job)[3], "RuntimeError: a document that is encoded with key 1 cannot be decoded: ValueError")
+
+    def test_what_a_codec_must_not_return_or_raise(self):
+        def codec(**functions):
+            made = Toy("1")
+            vars(made).update(functions)
+            return made
+
+        def exits(data, key):
+            raise SystemExit(3)
+
+        (job,) = self.add({"n": 1}, codec=OLD)
+        unreadable = "document that is encoded with key 1 cannot be decoded: "
+        for decode, text in (
+            (lambda data, key: 5, "TypeError: decode of a codec must return bytes, not int"), (lambda data, key: "1", "TypeError: .* not str"),
+            (exits, "RuntimeError: decode of a codec raised SystemExit"),
+        ):  # fmt: skip
+            with self.assertRaisesRegex(RuntimeError, unreadable + text):
+                idemq.job(self.conn, job, codec=codec(decode=decode))
+        # Nothing of the document is in the error, nor in what the error refers to.
+        with self.assertRaisesRegex(RuntimeError, unreadable + r"the codec's decode returned data that cannot be read as JSON \(JSONDecodeError\)\Z") as raised:
+            idemq.job(self.conn, job, codec=codec(decode=lambda data, key: SECRET.encode()))
+        self.assertEqual((raised.exception.__cause__, raised.exception.__context__), (None, None))
+
+        def handler(job, conn):
+            return job.step("charge", lambda call: [SECRET])
+
+        def exits_later(data, key):
+            return exits(data, key) if SECRET in data.decode() else OLD.encode(data, key)
+
+        # The response cannot be stored, but the worker goes on.
+        ends = self.drain(handler, codec=codec(encode=exits_later))
+        self.assertEqual(ends, {"retrying": 1})
+        self.assertEqual(self.job(job)[3], "RuntimeError: encode of a codec raised SystemExit: 3")
+
+    def test_a_codec_runs_in_the_thread_of_the_handler(self):
+        # In the event loop, a slow one would delay the heartbeats of all jobs.
+        class Where(Toy):
+            threads = set()
+
+            def encode(self, data, key):
+                self.threads.add(threading.get_ident())
+                return super().encode(data, key)
+
+            def decode(self, data, key):
+                self.threads.add(threading.get_ident())
+                return super().decode(data, key)
+
+        def handler(job, conn=None):
+            own.add(threading.get_ident())
+            job.save_checkpoint([1])
+            return job.step("call", lambda step: 1, {"n": 1})
+
+        for outside in (False, True):
+            own = set()
+            Where.threads.clear()
+            self.add({"n": 1}, codec=OLD)
+            self.assertEqual(self.drain(handler, outside, codec=Where("1")), {"committed": 1})
+            self.assertEqual(Where.threads, own)
+            self.assertNotIn(threading.get_ident(), own)
+
+    def test_a_plain_document_that_resembles_an_encoded_one(self):
+        for payload in ({"idemq_codec": 1}, ["idemq_codec"]):
+            self.add(payload, key="plain")
+            with self.assertRaises(idemq.KeyReused):
+                self.add(payload, key="plain", codec=BOTH)
+            self.sql("DELETE FROM idemq.jobs WHERE queue_id = idemq.queue_id(%s)", self.queue)
 
     def test_plain_jobs_and_dead_letter_records_are_read(self):
         seen = []
@@ -479,6 +548,15 @@ class Codecs(Client):
         self.assertEqual([(type(value), value) for value in seen], [(type(value), value) for value in values])
         same = [self.add(payload, key="order", codec=OLD)[0] for payload in ({"b": 1, "a": {"10": 1, "9": 2}}, {"a": {"9": 2, "10": 1}, "b": 1})]
         self.assertEqual(same[0], same[1])
+
+    def test_equal_numbers_are_equal_bytes(self):
+        # node_codec.mjs has the same texts.
+        values = [1, 0, 0.1, 0.00001, 1e-7, -1.25e-7, -5e-324, -1.25e21, 123456789012345680000]
+        texts = ["1", "0", "0.1", "0.00001", "0.0000001", "-0.000000125", f"-0.{'0' * 323}5", "-1.25e+21", "123456789012345680000"]
+        self.assertEqual([plain_bytes("x", value).decode() for value in values], texts)
+        # The float is a float again, also one that is a whole number.
+        floats = [1.0, -0.0, 1e-5, 1e16, 5e-324]
+        self.assertEqual([str(value) for value in json.loads(plain_bytes("x", floats))], [str(value) for value in floats])
 
     def test_json_encoders_of_the_application_apply(self):
         seen = []

@@ -7,8 +7,10 @@ import asyncio
 import contextlib
 import contextvars
 import io
+import json
 import logging
 import re
+import sys
 import threading
 import unittest.mock
 
@@ -110,6 +112,14 @@ class TheJobOfALine(Logs):
         self.assertIn("before: - | None None None", lines)
         self.assertIn("after: - | None None None", lines)
 
+    def test_records_of_others_keep_their_members(self):
+        # The members of another library, and those that this filter added in the thread of the handler.
+        for members in ({"queue": "mine", "job": 7}, {"queue": "mail", "job_id": 42, "attempt": 1, "job": "mail 42 attempt 1"}):
+            record = logging.makeLogRecord(members)
+            self.assertTrue(idemq.JobLogFilter().filter(record))
+            self.assertEqual({name: getattr(record, name) for name in members}, members)
+            self.assertEqual(record.attempt, members.get("attempt"))
+
     def test_coroutines(self):
         jobs = self.add(1, 2, 3)
 
@@ -208,6 +218,23 @@ class Capture(Logs):
             self.assertEqual((details["log"], details["log_cut"]), ("b" * 384, True))
             self.assertEqual(self.log_of(["half of a pair: \ud800"])[0]["log"], "half of a pair: ?")
 
+    def test_a_log_that_is_long_as_json(self):
+        # It must be shorter than idemq.max_document can be, which is 64 kB, or the job would fail.
+        for text, kept in (("\x01" * 16_000, "?" * 16_000), ("\x1b[31m", "\x1b[31m"), ("\t" * 16_384, "\t" * 16_384), ('"' * 16_384, '"' * 16_384)):
+            lines = idemq._logs.Lines()
+            lines.add(text)
+            self.assertEqual(lines.details(None), {"log": kept})
+            self.assertLess(len(json.dumps(lines.details(None))), 50_000)
+
+    def test_a_handler_that_changes_the_encoding(self):
+        def handler(job, conn):
+            conn.execute("SET LOCAL client_encoding = 'EUC_JP'")
+            app.info("é 😀")
+
+        self.add(1)
+        self.assertEqual(self.drain(handler, capture_logs="all"), {"committed": 1})
+        self.assertRegex(self.attempts()[0][2]["log"], r"app: é 😀\Z")
+
     def test_a_failed_batch(self):
         self.add("a", "fails", max_attempts=1)
         self.assertEqual(self.drain(self.says, batch=5, capture_logs="all"), {"committed": 1, "dead": 1})
@@ -240,7 +267,7 @@ class Capture(Logs):
         # A secret at the cut is not cut in two before it is removed.
         details, _ = self.log_of(["x" * 100] + ["secret-" + "1" * 20_000], redact=redact)
         self.assertRegex(details["log"], r"\(removed\)\Z")
-        for wrong in (lambda text: 1 / 0, lambda text: None):
+        for wrong in (lambda text: 1 / 0, lambda text: None, lambda text: sys.exit("secret-1")):
             with self.assertLogs("idemq", "ERROR") as said:
                 details, error = self.log_of(["secret-1"], redact=wrong)
             self.assertEqual((details["log"], details["trace"], error), ("(removed, because redact failed)",) * 3)
@@ -256,6 +283,16 @@ class Capture(Logs):
         self.drain(lambda job: job.step("s", refuses), True, redact=redact)
         self.assertEqual(self.sql("SELECT error FROM idemq.steps WHERE job_id = %s", job), [("(removed)",)])
         self.assertEqual(self.job(job)[3], "Refused: (removed)")
+
+        def cannot_encode(data, key):
+            raise ValueError("secret-5")
+
+        codec = unittest.mock.Mock(keys=["1"], encode=cannot_encode)
+        codec.name = "none"
+        self.add(1)
+        with self.assertLogs("idemq", "ERROR") as said:
+            self.drain(lambda job: 1, True, redact=redact, codec=codec)
+        self.assertRegex("".join(said.output), r"the result cannot be encoded: ValueError: \(removed\)")
 
     def test_a_timeout(self):
         (job,) = self.add(1, max_attempts=1)

@@ -81,6 +81,26 @@ class Traces(Client):
         self.drain(lambda job: None, outside=True)
         self.assertEqual(self.spans[2][2], "mine")
 
+    def test_errors_of_opentelemetry_do_no_harm(self):
+        def fails(*args, **kwargs):
+            raise ZeroDivisionError("of a processor")
+
+        def tracer(**functions):
+            return types.SimpleNamespace(start_span=lambda *args: unittest.mock.MagicMock(**functions))
+
+        faulty = [("trace", "get_tracer", lambda name, schema_url: tracer(end=fails)), ("trace", "get_tracer", lambda name, schema_url: types.SimpleNamespace(start_span=fails)),
+                  ("propagate", "extract", fails), ("propagate", "inject", fails)]  # fmt: skip
+        for module, name, function in faulty:
+            for outside in (False, True):
+                with unittest.mock.patch.object(getattr(idemq._trace, module), name, function), self.assertLogs("idemq", "WARNING") as said:
+                    idemq._trace._tools = None
+                    idemq._trace._reported.clear()
+                    self.add(1)
+                    self.assertEqual(self.drain(lambda job, conn=None: None, outside), {"committed": 1})
+                idemq._trace._tools = None
+                self.assertEqual([line[:42] for line in said.output], ["WARNING:idemq:OpenTelemetry raised an erro"])
+        self.assertEqual(self.current, "trace-of-the-producer")
+
 
 if __name__ == "__main__":
     tap.main()

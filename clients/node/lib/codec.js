@@ -13,7 +13,7 @@ import { json, rows } from './rows.js';
 /** @typedef {import('../index.js').Queryable} Queryable */
 
 const MEMBERS = ['data', 'idemq_codec', 'key'];
-const KEYS_OF = "SELECT id::text, payload->>'key' AS key FROM idemq.jobs WHERE id = ANY ($1::bigint[]) AND payload ? 'idemq_codec'";
+const KEYS_OF = "SELECT id::text, payload->>'key' AS key FROM idemq.jobs WHERE id = ANY ($1::bigint[]) AND payload ? 'idemq_codec' AND payload->>'key' IS NOT NULL";
 /** Two statements of a transaction get the same answer. */
 const TRANSACTION = "SELECT pg_catalog.pg_backend_pid() || ' ' || extract(epoch FROM pg_catalog.now()) AS name";
 let savepoints = 0;
@@ -39,8 +39,17 @@ function keysOf({ keys }) {
 /** Compares strings by code points, as Python does. @param {string} a @param {string} b */
 const byCodePoint = (a, b) => Buffer.compare(Buffer.from(a), Buffer.from(b));
 
+/** A number without a negative exponent, because the languages use one from different numbers on. @param {number} value */
+function numberText(value) {
+  const text = JSON.stringify(value);
+  const [, sign, first, rest = '', exponent] = /^(-?)(\d)(?:\.(\d+))?e-(\d+)$/.exec(text) ?? [];
+  if (first === undefined) return text;
+  return `${sign}0.${'0'.repeat(Number(exponent) - 1)}${first}${rest}`;
+}
+
 /** The JSON text of a parsed document, with sorted members and without spaces, as the Python client writes it. @param {any} value @returns {string} */
 function canonical(value) {
+  if (typeof value === 'number') return numberText(value);
   if (value === null || typeof value !== 'object') return JSON.stringify(value);
   if (Array.isArray(value)) return `[${value.map(canonical)}]`;
   return `{${Object.keys(value).sort(byCodePoint).map((name) => `${JSON.stringify(name)}:${canonical(value[name])}`)}}`;
@@ -88,10 +97,17 @@ async function decodedText(codec, { idemq_codec: name, key, data }) {
   if (name !== codec.name || !keys.includes(key)) {
     throw new Error(`a document is encoded with key ${key} of codec ${name}, but this program has only ${keys.join(', ')} of codec ${codec.name}`);
   }
+  let text;
   try {
-    return JSON.parse(Buffer.from(await codec.decode(Buffer.from(data, 'base64'), key)).toString());
+    text = Buffer.from(await codec.decode(Buffer.from(data, 'base64'), key)).toString();
   } catch (error) {
     throw new Error(`a document that is encoded with key ${key} cannot be decoded: ${textOf(error)}`, { cause: error });
+  }
+  try {
+    return JSON.parse(text);
+  } catch {
+    // Without the error, whose message contains a part of the document.
+    throw new Error(`a document that is encoded with key ${key} cannot be decoded: the codec's decode returned data that cannot be read as JSON`);
   }
 }
 

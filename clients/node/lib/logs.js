@@ -5,6 +5,10 @@ import { format } from 'node:util';
 
 /** Bytes of UTF-8 that are kept of an attempt's log. */
 const maxLog = 16_384;
+/** Bytes of the log as JSON, apart from quotes and backslashes. The limit of the server (idemq.max_document) is at least 64 kB. */
+const maxJson = 2 * maxLog;
+/** Characters of which JSON makes six. */
+const control = /[\x01-\x08\x0b\x0c\x0e-\x1f]/g;
 /** Characters of one call of job.log that are looked at. */
 const maxLine = 2 ** 20;
 const modes = ['off', 'failed', 'all'];
@@ -40,6 +44,7 @@ export function redactor(redact, logger) {
       const answer = redact(text);
       if (typeof answer === 'string') return answer;
       why = `it returned ${answer === null ? 'null' : typeof answer}`;
+      Promise.resolve(answer).catch(() => {}); // a promise that nobody awaits would end the process
     } catch (error) {
       why = error instanceof Error ? error.constructor.name : typeof error; // its text may contain what it should have removed
     }
@@ -79,12 +84,17 @@ export class Lines {
   details(redact, utf8 = true) {
     if (this.#records.length === 0) return undefined;
     let text = redact(this.#records.map((each) => each.text).join('\n')).replaceAll('\0', '');
-    if (!utf8) text = text.replace(/[^\0-~]/g, (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, '0')}`);
+    if (!utf8) text = inAscii(text);
     const all = Buffer.from(text); // half of a surrogate pair becomes U+FFFD
     const kept = lastLines(all);
-    return { log: kept.toString(), ...(this.#cut || kept.length < all.length ? { log_cut: true } : {}) };
+    let log = kept.toString();
+    if (kept.length + 5 * (log.match(control) ?? []).length > maxJson) log = log.replace(control, '?');
+    return { log, ...(this.#cut || kept.length < all.length ? { log_cut: true } : {}) };
   }
 }
+
+/** A text with \u and a number instead of other characters. @param {string} text */
+const inAscii = (text) => text.replace(/[^\0-~]/g, (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, '0')}`);
 
 /** The last bytes, from the beginning of a line. Of a single line that is too long, the end. @param {Buffer} data */
 function lastLines(data) {
@@ -118,7 +128,8 @@ export function recordsOf(attempts, worker, utf8) {
   if (worker.captureLogs !== 'all') return [];
   const logs = attempts.flatMap((attempt) => {
     const details = attempt.lines?.details(worker.redact, utf8);
-    return details ? [{ job: attempt.job, details: JSON.stringify(details) }] : [];
+    // In ASCII, because the handler may have changed the encoding of its connection.
+    return details ? [{ job: attempt.job, details: inAscii(JSON.stringify(details)) }] : [];
   });
   if (logs.length === 0) return [];
   return [{

@@ -96,7 +96,7 @@ export class OutsideAttempts {
 
   /** @param {Attempt} attempt @param {unknown} error @returns {null} */
   #without(attempt, error) {
-    this.worker.logger.warn(`idemq: ${attempt.name}: committed without a result, because of an error: ${textOf(error)}`);
+    this.worker.logger.warn(`idemq: ${attempt.name}: committed without a result, because of an error: ${this.worker.redact(textOf(error))}`);
     return null;
   }
 }

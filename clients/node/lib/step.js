@@ -86,7 +86,7 @@ export async function step(job, run, name, call, options, warn, redact, codec) {
       refusal = error;
       await store(null);
     }
-    warn(`step ${name} is done, but its response cannot be stored: ${textOf(refusal)}`);
+    warn(`step ${name} is done, but its response cannot be stored: ${redact(textOf(refusal))}`);
     return response;
   }
 

@@ -45,6 +45,18 @@ let provider;
 /** @type {ReturnType<typeof makeInstruments>} */
 let made;
 
+/**
+ * Called for an error of OpenTelemetry, or of a propagator, sampler or span processor that the application has added to it. A span is missing then, but no
+ * call and no job fails.
+ * @param {unknown} error
+ */
+function lost(error) {
+  if (warned) return;
+  warned = true;
+  process.emitWarning(`idemq: OpenTelemetry threw an error, so spans or metrics are missing (later errors are not shown): ${textOf(error)}`);
+}
+let warned = false;
+
 /** The instruments of the provider that the application has set. A meter does not follow a provider that is set later. @param {Api} api */
 function instruments(api) {
   const now = api.metrics.getMeterProvider();
@@ -63,7 +75,11 @@ export function inject(headers) {
   if (!otel) return headers ?? null;
   /** @type {Record<string, unknown>} */
   const carrier = {};
-  otel.propagation.inject(otel.context.active(), carrier);
+  try {
+    otel.propagation.inject(otel.context.active(), carrier);
+  } catch (error) {
+    lost(error);
+  }
   if (headers && Object.hasOwn(headers, 'traceparent')) delete carrier.tracestate; // it belongs to the other trace
   const all = { ...carrier, ...headers };
   return headers || Object.keys(all).length > 0 ? all : null;
@@ -72,7 +88,12 @@ export function inject(headers) {
 /** The context in which a job was added. @param {Api} api @param {Record<string, unknown>} headers @param {Context} base */
 function contextOf({ propagation }, headers, base) {
   const texts = Object.fromEntries(Object.entries(headers).filter(([, value]) => typeof value === 'string'));
-  return propagation.extract(base, texts);
+  try {
+    return propagation.extract(base, texts);
+  } catch (error) {
+    lost(error);
+    return base;
+  }
 }
 
 /** A link to the span whose context the caller passes on. @param {Api} api @param {Record<string, unknown>} headers @returns {OtelLink[]} */
@@ -127,12 +148,19 @@ class Operation {
     this.#duration = duration;
     this.#redact = redact;
     const attributes = { ...this.#common, 'messaging.operation.type': operation, ...more, ...(count > 1 ? { 'messaging.batch.message_count': count } : {}) };
-    this.span = api.trace.getTracerProvider().getTracer('idemq', undefined, { schemaUrl }).startSpan(destination === undefined ? operation : `${operation} ${destination}`, { kind, attributes, links: linked }, parent);
-    this.context = api.trace.setSpan(parent, this.span);
+    /** Undefined if it could not be started. @type {import('@opentelemetry/api').Span | undefined} */
+    this.span = undefined;
+    this.context = parent;
+    try {
+      this.span = api.trace.getTracerProvider().getTracer('idemq', undefined, { schemaUrl }).startSpan(destination === undefined ? operation : `${operation} ${destination}`, { kind, attributes, links: linked }, parent);
+      this.context = api.trace.setSpan(parent, this.span);
+    } catch (error) {
+      lost(error);
+    }
   }
 
   /** @param {string} outcome */
-  outcome = (outcome) => void this.span.setAttribute('messaging.idemq.outcome', outcome);
+  outcome = (outcome) => void this.span?.setAttribute('messaging.idemq.outcome', outcome);
 
   /** @param {unknown} error */
   failed = (error) => {
@@ -148,7 +176,7 @@ class Operation {
       const error = this.#error;
       const type = sqlstate(error) || (error instanceof Error ? error.constructor?.name ?? error.name : '_OTHER');
       attributes['error.type'] = type;
-      if (this.span.isRecording()) {
+      if (this.span?.isRecording()) {
         const message = this.#redact(textOf(error));
         const stack = error instanceof Error && typeof error.stack === 'string' ? { 'exception.stacktrace': this.#redact(error.stack) } : {};
         this.span.setAttribute('error.type', type);
@@ -156,8 +184,12 @@ class Operation {
         this.span.addEvent('exception', { 'exception.type': type, 'exception.message': message, ...stack });
       }
     }
-    this.#duration.record((performance.now() - this.#began) / 1000, attributes, this.context);
-    this.span.end();
+    try {
+      this.#duration.record((performance.now() - this.#began) / 1000, attributes, this.context);
+      this.span?.end();
+    } catch (error) {
+      lost(error);
+    }
     return attributes;
   }
 }
@@ -182,7 +214,7 @@ export function sends(call, describe) {
     });
     try {
       const answer = await api.context.with(operation.context, () => call(...args));
-      if (typeof answer?.id === 'string') operation.span.setAttribute('messaging.message.id', answer.id);
+      if (typeof answer?.id === 'string') operation.span?.setAttribute('messaging.message.id', answer.id);
       return answer;
     } catch (error) {
       operation.failed(error);

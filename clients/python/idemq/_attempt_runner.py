@@ -371,7 +371,7 @@ class AttemptRunner:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # encoders and results may be of any class
-            log.error("%s %d: completed without its result, because the result cannot be encoded: %s", self.options.queue, job.id, text_of(error))
+            log.error("%s %d: completed without its result, because the result cannot be encoded: %s", self.options.queue, job.id, self._redacted(text_of(error)))
             return None
 
     def handler_succeeded(self, execution: Execution, end: ExecutionResult) -> bool:
@@ -613,12 +613,12 @@ class AttemptRunner:
         jobs would not be completed."""
         if self.options.captures != "all":
             return []
-        utf8 = _stores_all(link)
-        logs = [(job, log) for job in jobs if (log := self._log_of(job, utf8))]
+        logs = [(job, log) for job in jobs if (log := self._log_of(job, _stores_all(link)))]
         if not logs:
             return []
+        # In ASCII, because the handler may have changed the encoding of its connection.
         ids, tokens = _pipeline.numbers(job.id for job, _ in logs), _pipeline.numbers(job.token for job, _ in logs)
-        return [(_pipeline.RECORD_DETAILS, (ids, tokens, _pipeline.texts(json.dumps(log, ensure_ascii=not utf8) for _, log in logs)))]
+        return [(_pipeline.RECORD_DETAILS, (ids, tokens, _pipeline.texts(json.dumps(log) for _, log in logs)))]
 
     def _note_failure(self, job: BaseJob, error: BaseException, text: str) -> None:
         with self.lock:

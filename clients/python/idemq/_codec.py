@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import json
+from decimal import Decimal
 from json import encoder
 from typing import Any, Callable, Mapping, NamedTuple, Optional, Protocol, Sequence
 
@@ -25,7 +26,7 @@ from .errors import KeyReused, text_of
 _quoted: Callable[[str], str] = getattr(encoder, "encode_basestring")
 """Writes a string as JSON, with the escapes that JSON requires and no others."""
 _MEMBERS = {"idemq_codec", "key", "data"}
-_KEYS_OF = "SELECT id, payload->>'key' FROM idemq.jobs WHERE id = ANY(%(ids)s::bigint[]) AND payload ? 'idemq_codec'"
+_KEYS_OF = "SELECT id, payload->>'key' FROM idemq.jobs WHERE id = ANY(%(ids)s::bigint[]) AND payload ? 'idemq_codec' AND payload->>'key' IS NOT NULL"
 
 
 class Codec(Protocol):
@@ -68,8 +69,22 @@ def _keys(codec: Codec) -> list[str]:
     return names
 
 
+MOST_DIGITS = 20_000
+"""More than a number in PostgreSQL can have after its point."""
+
+
 class _Number(str):
     """A number of a JSON text, with all its digits."""
+
+
+def _number(text: str) -> str:
+    """A number as the Node client writes it: without a negative exponent, because the languages use one from different numbers on.
+
+    A whole number that is a float, such as 1.0, must remain one.  Node, which has no such difference, writes it as 1."""
+    if "e-" not in text.lower():
+        return text
+    number = Decimal(text)
+    return f"{number:f}" if 0 < abs(number) and number.adjusted() > -MOST_DIGITS else text
 
 
 def _refuse(constant: str) -> Any:
@@ -79,7 +94,7 @@ def _refuse(constant: str) -> Any:
 def _canonical(value: Any) -> str:
     """The JSON text of a value, with sorted members and without spaces, as the Node client writes it."""
     if isinstance(value, _Number):
-        return str(value)
+        return _number(value)
     if isinstance(value, str):
         return _quoted(value)
     if isinstance(value, dict):
@@ -94,15 +109,24 @@ def plain_bytes(what: str, value: Any) -> bytes:
     try:
         text = bytes(psycopg.adapters.get_dumper(Jsonb, PyFormat.TEXT)(Jsonb).dump(Jsonb(value)) or b"null").decode()
         return _canonical(json.loads(text, parse_float=_Number, parse_int=_Number, parse_constant=_refuse)).encode()
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise NotEncodable(what, error) from error
+
+
+def _called(function: Callable[[bytes, str], bytes], name: str, data: bytes, key: str) -> bytes:
+    """What encode or decode returns.  SystemExit would end the worker, because steps are encoded in its event loop."""
+    try:
+        answer = function(data, key)
+    except SystemExit as error:
+        raise RuntimeError(f"{name} of a codec raised {text_of(error)}") from error
+    if not isinstance(answer, (bytes, bytearray, memoryview)):
+        raise TypeError(f"{name} of a codec must return bytes, not {type(answer).__name__}")
+    return bytes(answer)
 
 
 def encoded_text(codec: Codec, data: bytes, key: str) -> str:
     """The JSON text of an encoded document."""
-    encoded = codec.encode(data, key)
-    if not isinstance(encoded, (bytes, bytearray, memoryview)):
-        raise TypeError(f"encode of a codec must return bytes, not {type(encoded).__name__}")
+    encoded = _called(codec.encode, "encode", data, key)
     text = json.dumps({"idemq_codec": codec.name, "key": key, "data": base64.b64encode(encoded).decode()})
     if len(text) > MAX_DOCUMENT:
         raise ValueError(f"an encoded document of {len(text):,} bytes is longer than any server accepts; pass a reference to it instead")
@@ -151,10 +175,15 @@ def _decoded(codec: Codec, stored: Mapping[str, str]) -> Any:
     if name != codec.name or key not in _keys(codec):
         raise RuntimeError(f"a document is encoded with key {key} of codec {name}, but this program has only {', '.join(_keys(codec))} of codec {codec.name}")
     try:
-        text = bytes(codec.decode(base64.b64decode(stored["data"], validate=True), key)).decode()
+        data = _called(codec.decode, "decode", base64.b64decode(stored["data"], validate=True), key)
     except Exception as error:  # codecs raise errors of any class, often without a text
         raise RuntimeError(f"a document that is encoded with key {key} cannot be decoded: {text_of(error)}") from error
-    return json_loads()(text)
+    try:
+        return json_loads()(data.decode())
+    except Exception as error:
+        kind = type(error).__name__
+    # Without the error, which contains the document.
+    raise RuntimeError(f"a document that is encoded with key {key} cannot be decoded: the codec's decode returned data that cannot be read as JSON ({kind})")
 
 
 # Duplicates.

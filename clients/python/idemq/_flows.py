@@ -208,7 +208,7 @@ def send_event(
     coder = checked_codec(codec)
     if coder is not None and payload is not None:
         return _send_encoded(coder, payload, values)
-    return Statement(_SEND, values, lambda rows: Sent(*rows[0]))
+    return Statement(_SEND, values, lambda rows: Sent(rows[0][0], decoded(coder, rows[0][1]), rows[0][2]))
 
 
 def _send_encoded(codec: Codec, payload: Any, values: dict[str, Any]) -> Plan[Sent]:

@@ -273,8 +273,8 @@ class BaseJob:
     def _checkpoint_values(self, data: Any) -> tuple[Any, ...]:
         return self.id, self.token, encoded(self._codec, "the checkpoint", data)
 
-    async def _save_checkpoint(self, data: Any) -> None:
-        await self._run.ask_about_job(self, _CHECKPOINT, self._checkpoint_values(data))
+    async def _save_checkpoint(self, data: Any, values: tuple[Any, ...]) -> None:
+        await self._run.ask_about_job(self, _CHECKPOINT, values)
         self.checkpoint, self._stored_checkpoint = data, own_copy(data)
 
     def _parents_of(self, queue: Optional[ResultsOf[Any]]) -> tuple[Any, ...]:
@@ -307,12 +307,16 @@ class BaseJob:
             self._arrived.append(Waiting(name, timeout))
         return Event(outcome == "arrived", decoded(self._codec, payload))
 
-    async def _begin_step(self, name: str, request: Any, seconds: float) -> tuple[bool, Any, StepCall]:
-        """Whether the step is done, with its response; otherwise the argument of call or ask."""
+    # A handler in a thread encodes and decodes the documents of its steps there, because a codec may be slow, and the event loop renews leases.
+
+    def _encoded_request(self, name: str, request: Any, seconds: float) -> tuple[datetime, list[Jsonb]]:
+        """When a call that begins now must have ended, and its request, encoded with each key."""
         until = datetime.now(timezone.utc) + timedelta(seconds=positive_seconds("call_timeout", seconds))
         text_argument("name", name)
-        requests = [Jsonb(request)] if self._codec is None else encoded_with_each_key(self._codec, "the request", request)
-        rows = await self._ask_begin_step(name, requests, timedelta(seconds=seconds))
+        return until, [Jsonb(request)] if self._codec is None else encoded_with_each_key(self._codec, "the request", request)
+
+    def _begun_step(self, name: str, request: Any, until: datetime, rows: list[Row]) -> tuple[bool, Any, StepCall]:
+        """Whether the step is done, with its response; otherwise the argument of call or ask."""
         outcome, response, former, begun_at, retry_after, key = rows[0]
         if outcome == "busy":
             # The call of a lost attempt may still arrive, so the other system could answer "no" too early.
@@ -321,40 +325,45 @@ class BaseJob:
         earlier = decoded(self._codec, former) if unknown else request
         return outcome == "done", decoded(self._codec, response), StepCall(key, earlier, until, begun_at if unknown else None)
 
-    async def _ask_begin_step(self, name: str, requests: Sequence[Jsonb], timeout: timedelta) -> list[Row]:
+    async def _ask_begin_step(self, name: str, requests: Sequence[Jsonb], seconds: float) -> list[Row]:
         """An earlier attempt may have encoded the same request with another key."""
         for n, request in enumerate(requests, 1):
             try:
-                return await self._run.ask_about_job(self, _BEGIN_STEP, (self.id, self.token, name, request, timeout))
+                return await self._run.ask_about_job(self, _BEGIN_STEP, (self.id, self.token, name, request, timedelta(seconds=seconds)))
             except KeyReused:
                 if n == len(requests):
                     raise
         raise AssertionError
 
-    async def _finish_step(self, name: str, response: Any) -> Any:
-        """Stores the response, even if the lease is lost, because the call was made.  Returns the response that counts.  Raises StaleToken
-        if the lease is lost."""
-        refusal: BaseException
+    def _encoded_response(self, response: Any) -> tuple[Optional[str], Optional[BaseException]]:
+        """A response as it is stored, or why it cannot be encoded."""
         try:
-            text = json_text(response) if self._codec is None else encoded_json(self._codec, "the response", response)
+            return json_text(response) if self._codec is None else encoded_json(self._codec, "the response", response), None
         except Exception as error:  # encoders and responses may be of any class
-            refusal = error
-        else:
+            return None, error
+
+    async def _finish_step(self, name: str, response: Any, text: Optional[str], refusal: Optional[BaseException]) -> tuple[Any, bool]:
+        """Stores the response, even if the lease is lost, because the call was made.  Returns the response that counts, and whether it is
+        as it is stored.  Raises StaleToken if the lease is lost."""
+        if refusal is None:
             try:
-                return await self._store_response(name, None if text is None else jsonb_of(text))
+                return await self._store_response(name, None if text is None else jsonb_of(text)), True
             except psycopg.Error as error:
                 if sqlstate(error)[:2] not in ("22", "54"):
                     raise
                 refusal = error
-        log.error("%s %d: step %s is done, but its response cannot be stored: %s", self.queue, self.id, name, text_of(refusal))
+        log.error("%s %d: step %s is done, but its response cannot be stored: %s", self.queue, self.id, name, redacted(self._run.options.redact, text_of(refusal)))
         await self._store_response(name, None)
-        return response
+        return response, False
+
+    def _plain_response(self, response: Any, is_stored: bool) -> Any:
+        return decoded(self._codec, response) if is_stored else response
 
     async def _store_response(self, name: str, response: Optional[Jsonb]) -> Any:
         ((stored, outcome),) = await self._report_step(_FINISH_STEP, name, response)
         if outcome in ("stale", "not_found"):
             raise StaleToken(f"the answer of step {name} arrived after the lease was lost; it is stored, and the next attempt returns it")
-        return decoded(self._codec, stored)
+        return stored
 
     async def _refuse_step(self, name: str, error: BaseException) -> None:
         await self._report_step(_REFUSE_STEP, name, storable_text(redacted(self._run.options.redact, said(error))))
@@ -401,7 +410,7 @@ class Job(BaseJob, Generic[P]):
             return
         with self._before_use("job.save_checkpoint"):
             if conn is None:
-                self._run.from_thread(self._save_checkpoint(data))
+                self._run.from_thread(self._save_checkpoint(data, self._checkpoint_values(data)))
             else:
                 conn.execute(_CHECKPOINT, self._checkpoint_values(data))
                 self.checkpoint = data
@@ -439,7 +448,8 @@ class Job(BaseJob, Generic[P]):
         self, name: str, call: Callable[[StepCall], Any], request: Any, call_timeout: float, ask: Optional[Callable[[StepCall], Any]]
     ) -> Any:
         run = self._run
-        done, response, step = run.from_thread(self._begin_step(name, request, call_timeout))
+        until, requests = self._encoded_request(name, request, call_timeout)
+        done, response, step = self._begun_step(name, request, until, run.from_thread(self._ask_begin_step(name, requests, call_timeout)))
         if done:
             return response
         definite: tuple[type[Exception], ...] = (Refused,)
@@ -453,7 +463,7 @@ class Job(BaseJob, Generic[P]):
         except definite as error:
             run.from_thread(self._refuse_step(name, error))
             raise
-        return run.from_thread(self._finish_step(name, response))
+        return self._plain_response(*run.from_thread(self._finish_step(name, response, *self._encoded_response(response))))
 
     def await_event(self, name: str, timeout: Delay) -> Event:
         """Wait for an event of the job's queue (send_event).  The timeout counts from the first call.
@@ -532,7 +542,7 @@ class AsyncJob(BaseJob, Generic[P]):
             return
         async with self._before_use("job.save_checkpoint"):
             if conn is None:
-                await self._save_checkpoint(data)
+                await self._save_checkpoint(data, self._checkpoint_values(data))
             else:
                 await conn.execute(_CHECKPOINT, self._checkpoint_values(data))
                 self.checkpoint = data
@@ -576,7 +586,8 @@ class AsyncJob(BaseJob, Generic[P]):
         call_timeout: float,
         ask: Optional[Callable[[StepCall], Awaitable[Any]]],
     ) -> Any:
-        done, response, step = await self._begin_step(name, request, call_timeout)
+        until, requests = self._encoded_request(name, request, call_timeout)
+        done, response, step = self._begun_step(name, request, until, await self._ask_begin_step(name, requests, call_timeout))
         if done:
             return response
         definite: tuple[type[Exception], ...] = (Refused,)
@@ -591,7 +602,7 @@ class AsyncJob(BaseJob, Generic[P]):
             await _despite_cancel(self._refuse_step(name, error))
             raise
         # The call has been made, even if the handler is cancelled now.
-        return await _despite_cancel(self._finish_step(name, response))
+        return self._plain_response(*await _despite_cancel(self._finish_step(name, response, *self._encoded_response(response))))
 
     @staticmethod
     async def _answer(function: Callable[[StepCall], Awaitable[Any]], step: StepCall) -> Any:

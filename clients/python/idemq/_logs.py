@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 import threading
 from collections import deque
 from contextlib import contextmanager
@@ -19,10 +20,15 @@ log = logging.getLogger("idemq")
 MODES = ("off", "failed", "all")
 MAX_LOG = 16384
 """Bytes of UTF-8 that are kept of an attempt's log."""
+MAX_JSON = 2 * MAX_LOG
+"""Bytes of the log as JSON, apart from quotes and backslashes.  The limit of the server (idemq.max_document) is at least 64 kB."""
 MAX_LINE = 1 << 20
 """Characters of one log record that are looked at."""
 REDACT_FAILED = "(removed, because redact failed)"
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+_CONTROL = re.compile(r"[\x01-\x08\x0b\x0c\x0e-\x1f]")
+"""Characters of which JSON makes six."""
 
 Redact = Optional[Callable[[str], str]]
 
@@ -37,8 +43,9 @@ class JobLogFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         job = _current.get()
         if job is None:
-            record.queue = record.job_id = record.attempt = None
-            record.job = "-"
+            # A record keeps members of the same name, such as those of another library, or of this filter if another thread handles the record.
+            for name, value in (("queue", None), ("job_id", None), ("attempt", None), ("job", "-")):
+                record.__dict__.setdefault(name, value)
         else:
             record.queue, record.job_id, record.attempt = job.queue, job.id, job.attempt
             record.job = f"{job.queue} {job.id} attempt {job.attempt}"
@@ -72,7 +79,9 @@ def redacted(redact: Redact, text: str) -> str:
         why = f"it returned {type(answer).__name__}"
         if isinstance(answer, str):
             return answer
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # even SystemExit, because the end of the attempt must be reported
         why = type(error).__name__  # its text may contain what it should have removed
     log.error("redact failed, so a text is not stored: %s", why)
     return REDACT_FAILED
@@ -108,7 +117,10 @@ class Lines:
         text = redacted(redact, text).replace("\0", "")
         data = text.encode("utf-8", "replace") if utf8 else text.encode("ascii", "backslashreplace")
         kept = _last_lines(data)
-        return {"log": kept.decode("utf-8", "ignore"), **({"log_cut": True} if cut or kept != data else {})}
+        last = kept.decode("utf-8", "ignore")
+        if len(kept) + 5 * len(_CONTROL.findall(last)) > MAX_JSON:
+            last = _CONTROL.sub("?", last)
+        return {"log": last, **({"log_cut": True} if cut or kept != data else {})}
 
 
 def _last_lines(data: bytes) -> bytes:

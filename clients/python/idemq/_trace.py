@@ -7,10 +7,14 @@ module does nothing.
     settle QUEUE    a request that ends attempts (CLIENT).  Of a job alone it is a child of process QUEUE.
 
 Spans and metrics are skipped if the application has set up no SDK.  The context of the producer is still passed on.
+
+The application may have added propagators, samplers and span processors of its own.  If one raises an error, a span is missing, but no call and
+no job fails.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 import traceback
 from contextlib import contextmanager
@@ -22,6 +26,8 @@ try:
     from opentelemetry import context, metrics, propagate, trace  # type: ignore[import]
 except ImportError:
     context = metrics = propagate = trace = None
+
+log = logging.getLogger("idemq")
 
 SCHEMA = "https://opentelemetry.io/schemas/1.30.0"
 BOUNDARIES = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
@@ -36,6 +42,16 @@ SENDS: dict[str, tuple[Optional[str], Optional[str]]] = {
 _NO_FAILURE = (Snooze, HoldBack, Waiting)
 """Exceptions with which a handler postpones its job."""
 _tools: Optional["_Tools"] = None
+_reported: set[str] = set()
+"""Classes of errors that have been logged."""
+
+
+def _lost(error: Exception) -> None:
+    """Called for an error of OpenTelemetry, or of what the application has added to it."""
+    kind = type(error).__qualname__
+    if kind not in _reported:
+        _reported.add(kind)
+        log.warning("OpenTelemetry raised an error, so spans or metrics are missing (later errors of this class are not logged): %s", text_of(error))
 
 
 def installed() -> bool:
@@ -90,16 +106,23 @@ def inject(headers: Optional[dict[str, Any]]) -> Optional[dict[str, Any]]:
     if propagate is None:
         return headers
     carrier: dict[str, Any] = {}
-    propagate.inject(carrier)
+    try:
+        propagate.inject(carrier)
+    except Exception as error:
+        _lost(error)
     if headers and "traceparent" in headers:
         carrier.pop("tracestate", None)  # it belongs to the other trace
     return {**carrier, **(headers or {})} or None
 
 
-def _context_of(headers: Mapping[str, Any], base: Any = None) -> Any:
+def _context_of(headers: Mapping[str, Any], base: Any) -> Any:
     """The context in which a job was added."""
     assert propagate is not None
-    return propagate.extract({name: value for name, value in headers.items() if isinstance(value, str)}, base)
+    try:
+        return propagate.extract({name: value for name, value in headers.items() if isinstance(value, str)}, base)
+    except Exception as error:
+        _lost(error)
+        return base
 
 
 def _link(headers: Mapping[str, Any]) -> list[Any]:
@@ -147,6 +170,7 @@ class _Operation:
         self._operation, self._destination, self._count = operation, destination, count
         self._duration, self._redact = duration, redact
         self.span: Any = None
+        """None if it could not be started."""
         self.context: Any = None
 
     def start(self, kind: Any, parent: Any, links: Sequence[Any], more: Mapping[str, Any]) -> None:
@@ -156,20 +180,37 @@ class _Operation:
             attributes["messaging.batch.message_count"] = self._count
         name = self._operation if self._destination is None else f"{self._operation} {self._destination}"
         self._began = time.perf_counter()
-        self.span = tools().tracer.start_span(name, parent, kind, attributes, links)
-        self.context = trace.set_span_in_context(self.span, parent)
+        self.context = parent
+        try:
+            self.span = tools().tracer.start_span(name, parent, kind, attributes, links)
+            self.context = trace.set_span_in_context(self.span, parent)
+        except Exception as error:
+            _lost(error)
+
+    def set(self, name: str, value: str) -> None:
+        """Adds an attribute."""
+        if self.span is not None:
+            self.span.set_attribute(name, value)
 
     def end(self, error: Optional[BaseException]) -> None:
+        """Ends it."""
+        try:
+            self._end(error)
+        except Exception as lost:
+            _lost(lost)
+
+    def _end(self, error: Optional[BaseException]) -> None:
         assert trace is not None
         seconds = time.perf_counter() - self._began
         common = self._common
         if error is not None and not isinstance(error, _NO_FAILURE):
             kind = type(error).__qualname__ if type(error).__module__ == "builtins" else f"{type(error).__module__}.{type(error).__qualname__}"
             common = {**common, "error.type": kind}
-            if self.span.is_recording():
+            if self.span is not None and self.span.is_recording():
                 self._record(error, kind)
         self._duration.record(seconds, common, **({} if self.context is None else {"context": self.context}))
-        self.span.end()
+        if self.span is not None:
+            self.span.end()
 
     def _record(self, error: BaseException, kind: str) -> None:
         assert trace is not None
@@ -212,12 +253,12 @@ class Sending(_Operation):
         """Ends it, after the jobs were added."""
         number = getattr(answer, "id", None)
         if isinstance(number, int):
-            self.span.set_attribute("messaging.message.id", str(number))
+            self.set("messaging.message.id", str(number))
         self.end(None)
 
-    def end(self, error: Optional[BaseException]) -> None:
+    def _end(self, error: Optional[BaseException]) -> None:
         tools().sent.add(self._count, self._common if error is None else {**self._common, "error.type": type(error).__name__})
-        super().end(error)
+        super()._end(error)
 
 
 @contextmanager
@@ -273,7 +314,7 @@ class Settling(_Operation):
 
     def settled(self, outcome: str) -> None:
         """Adds the outcome."""
-        self.span.set_attribute("messaging.idemq.outcome", outcome)
+        self.set("messaging.idemq.outcome", outcome)
 
     def __init__(self, jobs: Sequence[Any], redact: Callable[[str], str]) -> None:
         assert trace is not None and context is not None
