@@ -14,6 +14,7 @@ import { jobRoutes } from './jobs/routes.mjs';
 import * as queries from './queries.mjs';
 import { History, spans } from './history.mjs';
 import { Security } from './security.mjs';
+import { settingsRoutes } from './settings.mjs';
 import { addressTime, carry, timesOf, withSpan } from './span.mjs';
 import { HAVE, changes } from './live.mjs';
 import { content, layout, plainWhy } from './pages/layout.mjs';
@@ -62,9 +63,9 @@ function explain(error) {
 }
 
 /**
- * Makes the page's server.  database: a Database; writes: whether it offers actions; access: the options of Security.
+ * Makes the page's server.  database: a Database; writes: whether it offers actions; settings: whether it also changes settings of queues and schedules; access: the options of Security.
  */
-export async function makeServer({ database, writes = false, logger = false, access = {} }) {
+export async function makeServer({ database, writes = false, settings = false, logger = false, access = {} }) {
   const app = fastify({ logger, bodyLimit: 65536, routerOptions: { maxParamLength: 200 } });
   const security = new Security(access);
   const history = new History(database);
@@ -101,7 +102,7 @@ export async function makeServer({ database, writes = false, logger = false, acc
     // Only this page can create such a message: the signature prevents a link from showing another text.
     const notice = text(request.query?.notice);
     const own = notice !== null && security.signed(notice, request.query.sign);
-    return { path, server: about, actor: request.actor, writes, notice: own ? notice : null, bad: request.query?.bad === '1', times: timesOf(request.query), url: request.url };
+    return { path, server: about, actor: request.actor, writes, settings, notice: own ? notice : null, bad: request.query?.bad === '1', times: timesOf(request.query), url: request.url };
   };
   /** Sends a page.  A browser that already shows the page receives only the changes. */
   const send = (reply, title, body, context) => {
@@ -181,6 +182,8 @@ export async function makeServer({ database, writes = false, logger = false, acc
 
   apiRoutes(app, { database });
   causeRoutes(app, { database, writes, contextOf, send });
+  const back = (reply, address, notice, bad) => reply.redirect(`${address}${address.includes('?') ? '&' : '?'}${new URLSearchParams({ notice, sign: security.sign(notice), ...(bad ? { bad: '1' } : {}) })}`, 303);
+  settingsRoutes(app, { database, allowed: settings, security, contextOf, send, back, forget });
   jobRoutes(app, { database, writes, security, contextOf, send, forget, chartsOf });
   app.get('/errors', async (request, reply) => {
     const context = { ...await contextOf(request, '/errors'), every: SELDOM, spanned: true };

@@ -119,6 +119,7 @@ export function queuePage({ queue, numbers, tab, result, rows, given, of, first,
   const at = (parameters) => href(path, { tab, ...given, ...parameters });
   return html`<div class="actions">${context.may.admin && (queue.paused || held.length > 0 ? button(context, 'resume', 'Resume', { queue: queue.name }) : button(context, 'pause', 'Pause', { queue: queue.name }))}
 ${context.writes && context.may.enqueue && html`<a class="button" href="${path}/enqueue">Enqueue a job</a>`}
+${context.settings && context.may.admin && html`<a class="button" href="${path}/settings">Change settings</a>`}
 </div>
 ${numbers?.unattended && html`<p class="notice bad"><b>No workers</b>: jobs are due, and no worker has polled the queue for ${duration(numbers.unattended)}.</p>`}
 ${held.slice(0, 20).map((hold) => html`<p class="notice warn">${hold.scope === 'queue' ? 'This queue' : hold.group_key === null ? 'A group' : html`Group <code>${hold.group_key}</code>`} has been held back since ${moment(hold.began_at)}, and will be for another ${duration(hold.left)}, as requested by the worker of job ${jobLink(hold.job_id)}.</p>`)}${held.length > 20 && html`<p class="notice warn">More groups are held back: see the view <code>idemq.holds</code>.</p>`}
