@@ -169,6 +169,27 @@ export const schedules = `
         SELECT n, t::text FROM ticks) x (n, t)) END AS ticks
   FROM idemq.schedules s ORDER BY s.next_run, s.name LIMIT 500`;
 
+/** One schedule, with its next five ticks. */
+export const schedule = `
+  SELECT s.name, s.queue, s.cron, s.time_zone, s.last_run, s.failed_at, s.last_error, left(s.payload::text, 2000) AS payload, left(s.headers::text, 2000) AS headers, s.group_key, s.priority,
+    s.max_attempts, s.expires_in::text, s.kind, s.created_by, s.created_at, s.paused_at, s.payload IS NOT NULL AS may_change, CASE WHEN s.paused_at IS NULL THEN (
+      WITH RECURSIVE ticks (n, t) AS (SELECT 1, idemq.next_tick(s.cron, s.time_zone, idemq.clock_timestamp())
+        UNION ALL SELECT n + 1, idemq.next_tick(s.cron, s.time_zone, t) FROM ticks WHERE n < 5 AND t IS NOT NULL)
+      SELECT array_agg(t::text ORDER BY n) FROM ticks WHERE t IS NOT NULL) END AS ticks
+  FROM idemq.schedules s WHERE s.name = $1`;
+export const nextTicks = `
+  WITH RECURSIVE ticks (n, at) AS (SELECT 1, idemq.next_tick($1, $2, idemq.clock_timestamp())
+    UNION ALL SELECT n + 1, idemq.next_tick($1, $2, at) FROM ticks WHERE n < 5 AND at IS NOT NULL)
+  SELECT t.at FROM ticks t WHERE t.at IS NOT NULL ORDER BY t.n`;
+/** The last ticks of an expression since a time, and the jobs of a schedule's ticks, whose keys begin with its name. */
+export const pastTicks = `
+  WITH RECURSIVE ticks (n, at) AS (SELECT 1, idemq.last_tick($1, $2, idemq.clock_timestamp())
+    UNION ALL SELECT n + 1, idemq.last_tick($1, $2, at - interval '1 second') FROM ticks WHERE n < 20 AND at IS NOT NULL)
+  SELECT t.at FROM ticks t WHERE t.at >= $3::timestamptz ORDER BY t.n`;
+export const scheduleJobs = `
+  SELECT j.id, j.key, j.status, j.enqueued_at, j.claimed_at, j.finished_at, left(j.last_error, 300) AS last_error, coalesce(j.ready_at > idemq.clock_timestamp(), false) AS later
+  FROM idemq.jobs j WHERE j.queue_id = (SELECT q.queue_id FROM idemq.queues q WHERE q.name = $1) AND j.key >= $2 COLLATE "C" AND j.key < $3 COLLATE "C" ORDER BY j.key DESC LIMIT 50`;
+
 export const runningJobs = `
   SELECT w.queue, w.job_id, w.worker, w.pid, w.attempt, w.claimed_at,
     extract(epoch FROM w.expires_in)::float8 AS expires_in, w.attached, w.state, to_jsonb(w) ->> 'progress' AS progress

@@ -14,6 +14,7 @@ import { jobRoutes } from './jobs/routes.mjs';
 import * as queries from './queries.mjs';
 import { History, spans } from './history.mjs';
 import { Security } from './security.mjs';
+import { scheduleRoutes } from './schedules.mjs';
 import { settingsRoutes } from './settings.mjs';
 import { addressTime, carry, timesOf, withSpan } from './span.mjs';
 import { HAVE, changes } from './live.mjs';
@@ -183,6 +184,7 @@ export async function makeServer({ database, writes = false, settings = false, l
   apiRoutes(app, { database });
   causeRoutes(app, { database, writes, contextOf, send });
   const back = (reply, address, notice, bad) => reply.redirect(`${address}${address.includes('?') ? '&' : '?'}${new URLSearchParams({ notice, sign: security.sign(notice), ...(bad ? { bad: '1' } : {}) })}`, 303);
+  scheduleRoutes(app, { database, allowed: settings, security, contextOf, send, back });
   settingsRoutes(app, { database, allowed: settings, security, contextOf, send, back, forget });
   jobRoutes(app, { database, writes, security, contextOf, send, forget, chartsOf });
   app.get('/errors', async (request, reply) => {

@@ -54,7 +54,7 @@ export async function changed(database, actor, trial, run) {
 
 /** The message for an error that the user can correct in the form, or null. */
 export const correctable = (error) => (error.code?.length === 5 && !/^(08|57P|42501|42883|42P01|3F)/.test(error.code)
-  ? `${error.message} (${error.code}). ${error.hint ?? ''}` : error.statusCode === 422 ? error.message : null);
+  ? [`${error.message} (${error.code}).`, error.detail && `${error.detail.replace(/\.$/, '')}.`, error.hint].filter(Boolean).join(' ') : error.statusCode === 422 ? error.message : null);
 
 /** A value as the form shows it: text, and empty for none. */
 export const shown = (value) => (value === null || value === undefined ? '' : typeof value === 'object' ? JSON.stringify(value) : String(value));

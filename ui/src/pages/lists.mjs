@@ -1,4 +1,5 @@
 // The pages that consist of a list: errors, running jobs, schedules, audit, check, keys.
+import { inWords } from '../cron.mjs';
 import { html, href } from '../html.mjs';
 import { count, duration } from '../format.mjs';
 import { page } from '../queries.mjs';
@@ -31,13 +32,13 @@ export function runningPage(rows) {
 }
 
 export function schedulesPage(rows, context) {
-  return table('Schedules', ['Schedule', 'Queue', 'Expression', 'Zone', 'Next', 'After that', 'Last', 'State', ...(context.writes ? ['Action'] : [])],
-    rows.map((s) => [key(s.name), queueLink(s.queue), html`<code>${s.cron}</code>`, s.time_zone, when(s.next_run),
+  return html`${context.settings && html`<p class="actions"><a class="button" href="/schedule/add">Add a schedule</a></p>`}${table('Schedules', ['Schedule', 'Queue', 'Expression', 'Zone', 'Next', 'After that', 'Last', 'State', ...(context.writes ? ['Action'] : [])],
+    rows.map((s) => [html`<a class="key" title="${s.name}" href="${href('/schedule', { name: s.name })}">${s.name}</a>`, queueLink(s.queue), html`<div>${inWords(s.cron)}</div><code class="quiet">${s.cron}</code>`, s.time_zone, when(s.next_run),
       (s.ticks ?? []).slice(1).map((tick) => html`<div>${when(tick)}</div>`), s.last_run ? html`${when(s.last_run)} ${s.last_job && jobLink(s.last_job)}` : 'never',
       html`${s.paused_at && html`<div>${status('warn', 'paused')} ${when(s.paused_at)}</div>`}${s.failed_at ? html`<div>${status('dead', 'failed')} ${s.last_error}</div>` : !s.paused_at && status('well', 'OK')}`,
-      ...(context.writes ? [s.may_run && html`${button(context, 'run_schedule', 'Run now', { schedule: s.name }, `Run schedule ${s.name} now`)}
+      ...(context.writes ? [s.may_run && html`${button(context, 'run_schedule', 'Run now', { schedule: s.name }, `Run now: schedule ${s.name}`)}
 ${s.paused_at ? button(context, 'resume_schedule', 'Resume', { schedule: s.name }, `Resume schedule ${s.name}`) : button(context, 'pause_schedule', 'Pause', { schedule: s.name }, `Pause schedule ${s.name}`)}`] : [])]),
-    'No schedules are visible to you. Create one with idemq.schedule.');
+    'No schedules are visible to you. Create one with idemq.schedule.')}`;
 }
 
 export function auditPage(rows, queue) {
