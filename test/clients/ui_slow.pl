@@ -1,10 +1,10 @@
 # The web page of ui/, in a headless browser: the story of doc/tutorials/night-on-call.md
 # end to end, what other pages and other roles may not do, and who can read it.  ui.pl tests the parts that need no browser.  The
-# browser's part is ui/test/story.mjs, screens.mjs for charts, workers, flows and the proxy, jobs.mjs for lists and jobs.  UI_PICTURES=dir
+# browser's part is ui/test/story.mjs, screens.mjs for charts, workers, flows and the proxy, incident.mjs for the time span and the page of an error, limits.mjs and schedules.mjs for settings, jobs.mjs for lists and jobs.  UI_PICTURES=dir
 # keeps the pictures that README and doc/operations show.
 # slow: needs npm and Chromium, which takes minutes
 # takes long
-# at least 320 assertions
+# at least 457 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -97,6 +97,9 @@ sql($node, q{CREATE ROLE app LOGIN; SELECT idemq.grant_queue('mail', 'app', 'cla
 # What lists and the page of a job show, and what is done to several jobs.
 sql($node, slurp_file("$ENV{IDEMQ_SOURCE}/ui/test/jobs.sql"));
 
+# Failures at two times, of few causes.
+sql($node, slurp_file("$ENV{IDEMQ_SOURCE}/ui/test/incident.sql"));
+
 my @pages;
 my $options;
 
@@ -117,10 +120,14 @@ sub page
 
 my @addresses = (page('postgres', '--actions'), page('postgres'), page('tenant'));
 my $proxied = page('postgres', '--actions', '--proxy=127.0.0.2');
+my @settings = (page('postgres', '--actions', '--allow-settings'), $addresses[0], page('clerk', '--actions', '--allow-settings'));
+isnt(system("node $ui/bin/idemq-ui.mjs --port=0 --allow-settings >$tmp/refused 2>&1"), 0, 'settings without actions are refused');
+like(slurp_file("$tmp/refused"), qr/--allow-settings requires --actions/, 'with the reason');
 isnt(system("node $ui/bin/idemq-ui.mjs --port=0 --listen=0.0.0.0 >$tmp/refused 2>&1"), 0, 'elsewhere than on loopback it wants a proxy');
 like(slurp_file("$tmp/refused"), qr/--listen=0\.0\.0\.0 requires --proxy/, 'and says so');
 foreach (['story.mjs', 68, @addresses, $pictures], ['jobs.mjs', 153, @addresses[ 0, 1 ], page('looker', '--actions'), page('clerk', '--actions'), $proxied, $pictures],
-	['screens.mjs', 77, @addresses, $proxied, $pictures, $flow])
+	['screens.mjs', 77, @addresses, $proxied, $pictures, $flow], ['incident.mjs', 61, @addresses],
+	['limits.mjs', 42, @settings], ['schedules.mjs', 33, @settings])
 {
 	my ($part, $least, @arguments) = @$_;
 	my $started = time;

@@ -1,11 +1,11 @@
 #!/usr/bin/env node
-// idemq-ui [--port=N] [--actions] [--listen=ADDRESS --proxy=ADDRESS --host=NAME --user-header=NAME]
+// idemq-ui [--port=N] [--actions [--allow-settings]] [--listen=ADDRESS --proxy=ADDRESS --host=NAME --user-header=NAME]
 import { parseArgs } from 'node:util';
 import { Database } from '../src/database.mjs';
 import { isLoopback, networks } from '../src/security.mjs';
 import { makeServer } from '../src/server.mjs';
 
-const usage = `Usage: idemq-ui [--port=4332] [--actions] [--listen=ADDRESS --proxy=ADDRESS ...]
+const usage = `Usage: idemq-ui [--port=4332] [--actions [--allow-settings]] [--listen=ADDRESS --proxy=ADDRESS ...]
 
 Serves a web page for idemq on this machine's loopback interface.  The program connects with the
 PG* variables (PGHOST, PGDATABASE, PGUSER and so on, but not PGSERVICEFILE), and shows what
@@ -13,6 +13,7 @@ row-level security allows the connecting role to see.
 
   --port=N    port to listen on; 0 means any free port
   --actions   allow actions such as retry, redrive, cancel and pause; read-only by default
+  --allow-settings   with --actions: also allow changes to the settings of queues and to schedules
 
 On this machine, the operating system decides who may open the page.  Elsewhere, a proxy must do so:
   --proxy=ADDRESS      address of the proxy, such as 10.0.0.7 or 10.0.0.0/24; can be repeated
@@ -29,6 +30,7 @@ function options() {
     const { values } = parseArgs({ options: {
       port: { type: 'string', default: '4332' },
       actions: { type: 'boolean', default: false },
+      'allow-settings': { type: 'boolean', default: false },
       listen: { type: 'string', default: '127.0.0.1' },
       proxy: { type: 'string', multiple: true, default: [] },
       host: { type: 'string', multiple: true, default: [] },
@@ -36,6 +38,7 @@ function options() {
       help: { type: 'boolean', default: false },
     } });
     if (!/^[0-9]{1,5}$/.test(values.port) || Number(values.port) > 65535) throw new Error(`--port must be a number from 0 to 65535, not "${values.port}"`);
+    if (values['allow-settings'] && !values.actions) throw new Error('--allow-settings requires --actions');
     networks(values.proxy);
     if (!isLoopback(values.listen) && values.proxy.length === 0) throw new Error(`--listen=${values.listen} requires --proxy, because the page does not have its own login`);
     return values;
@@ -50,7 +53,7 @@ if (given.help) {
   process.stdout.write(usage);
   process.exit(0);
 }
-const app = await makeServer({ database: new Database(), writes: given.actions,
+const app = await makeServer({ database: new Database(), writes: given.actions, settings: given['allow-settings'],
   access: { proxies: given.proxy, hosts: given.host, header: given['user-header'] } });
 try {
   const address = await app.listen({ host: given.listen, port: Number(given.port) });

@@ -4,6 +4,7 @@
 import { html } from './html.mjs';
 import { count, time } from './format.mjs';
 import { insist } from './jobs/doing.mjs';
+import { retryFirst } from './causes.mjs';
 import { flowOthers } from './queries.mjs';
 
 const id = (input) => {
@@ -122,6 +123,7 @@ export const actions = {
     },
     back: (input) => `/errors?queue=${encodeURIComponent(input.queue)}`,
   },
+  retry_first: retryFirst,
   cancel_flow: {
     title: 'Cancel flow',
     button: (jobs) => `Cancel ${count(jobs)} ${String(jobs) === '1' ? 'job' : 'jobs'}`,

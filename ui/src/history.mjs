@@ -21,6 +21,8 @@ const place = Object.fromEntries(fields.map((name, i) => [name, i]));
 const WIDTH = fields.length;
 /** A span that has not been requested for this time, in milliseconds, is forgotten. */
 const KEPT = 600_000;
+/** Maximum number of chosen time spans that are kept. */
+const CHOSEN = 20;
 /** The key of the points for all queues together. */
 const ALL = Symbol('all queues');
 
@@ -29,6 +31,18 @@ function places(span, since, now) {
   const size = { 10: 360, 60: 1440, 600: 1008 }[span.step];
   const [from, to] = [Math.floor(since / span.step) + 1, Math.floor(now / span.step)];
   return Array.from({ length: Math.min(to - from + 1, size) }, (_, i) => (from + i) % size);
+}
+
+/** The steps and points of a chosen time span, from and to in milliseconds: the finest steps that reach back far enough, and at most 60 points. */
+function windowOf({ from, to }, now) {
+  const age = now - from / 1000;
+  const step = age <= 3600 ? 10 : age <= 86400 ? 60 : 600;
+  const point = [10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400].find((seconds) => seconds >= step && (to - from) / 1000 / seconds <= 58) ?? 14400;
+  const first = Math.floor(from / 1000 / point);
+  // At most two weeks, because the history covers one week, and at least six points.
+  const last = Math.min(Math.max(Math.ceil(to / 1000 / point), first + 6), first + 84);
+  const text = (seconds) => new Date(seconds * 1000).toISOString().slice(0, 19).replace('T', ' ');
+  return { title: `${text(first * point)} to ${text(last * point)} UTC`, step, point, seconds: (last - first) * point, end: last * point };
 }
 
 class Span {
@@ -41,6 +55,7 @@ class Span {
     this.first = Infinity; // number of the first point with data
     this.before = null; // gauges before the first point
     this.read = 0;
+    this.closed = false; // whether the span has ended, and does not have to be read again
   }
 
   /** Makes room for all points up to this one. */
@@ -63,10 +78,11 @@ class Span {
     this.first = Math.min(this.first, number);
   }
 
-  /** Adds the rows that were read at a time, in seconds. */
+  /** Adds the rows that were read at a time, in seconds.  A chosen span has a fixed end. */
   add(rows, now) {
-    this.advance(Math.ceil(now / this.span.point));
+    this.advance(Math.ceil((this.span.end ?? now) / this.span.point));
     this.until = Math.max(this.until, (Math.floor(now / this.span.step) - 1) * this.span.step);
+    if (this.span.end !== undefined) this.closed = now - this.span.end >= 60;
     for (const row of rows) {
       this.put(row.queue ?? ALL, row.point, row);
       this.until = Math.max(this.until, row.until);
@@ -132,8 +148,8 @@ export class History {
     }
     // Only part of the last point was read, and the worker may be late by a minute, so this time is read again.
     const read = kept.read / 1000 - Math.max(60, 2 * span.step);
-    const since = Math.max(Math.floor(read / span.point) * span.point, (Math.ceil(at / span.point) - kept.size) * span.point);
-    kept.add(await rows([span.step, span.point, new Date(since * 1000).toISOString(), places(span, since, at)], kept), at);
+    const since = Math.max(Math.floor(read / span.point) * span.point, (Math.ceil((span.end ?? at) / span.point) - kept.size) * span.point);
+    kept.add(await rows([span.step, span.point, new Date(since * 1000).toISOString(), places(span, since, Math.min(span.end ?? at, at))], kept), at);
     kept.read = present();
     this.kept.set(name, kept);
     return kept;
@@ -142,8 +158,10 @@ export class History {
   /** The span of this name.  Requests that arrive during a read wait for the same read. */
   async read(name, span, rows) {
     for (const [other, { looked }] of this.kept) if (Date.now() - looked > KEPT) this.kept.delete(other);
+    const chosen = [...this.kept].filter(([, { span: { end } }]) => end !== undefined).sort(([, a], [, b]) => a.looked - b.looked);
+    for (const [other] of chosen.slice(0, Math.max(chosen.length - CHOSEN, 0))) this.kept.delete(other);
     const kept = this.kept.get(name);
-    if (!kept || present() - kept.read >= span.step * 1000)
+    if (!kept || (!kept.closed && present() - kept.read >= span.step * 1000))
       await (this.reads.get(name) ?? this.reads.set(name, this.ask(name, span, rows).finally(() => this.reads.delete(name))).get(name));
     const read = this.kept.get(name);
     read.looked = Date.now();
@@ -157,7 +175,23 @@ export class History {
 
   /** A span of a queue, or of all queues (null), to be passed to of(). */
   charts(name, queue) {
-    return this.read(JSON.stringify([name, queue]), spans[name], async (asked, kept) => {
+    return this.readSpan(name, spans[name], queue);
+  }
+
+  /** A chosen time span of a queue, or of all queues (null), to be passed to of(). */
+  chosen(times, queue) {
+    const span = windowOf(times, present() / 1000);
+    return this.readSpan(`${span.end - span.seconds} ${span.end}`, span, queue);
+  }
+
+  /** A chosen time span of each queue, to be passed to of(). */
+  chosenTable(times) {
+    const span = windowOf(times, present() / 1000);
+    return this.read(`table ${span.end - span.seconds} ${span.end}`, span, (asked) => this.database.query(queries.historyOfEach, asked));
+  }
+
+  readSpan(name, span, queue) {
+    return this.read(JSON.stringify([name, queue]), span, async (asked, kept) => {
       if (kept.read === 0) kept.before = await this.database.one(queries.historyBefore, [asked[0], asked[2], queue]);
       if (queue !== null) return (await this.database.query(queries.historyOfQueue, [...asked, queue])).map((row) => ({ ...row, queue }));
       const all = kept.some ? [] : await this.database.query(queries.historyOfAll, asked);
@@ -175,8 +209,9 @@ export class History {
    */
   of(span, queue, now) {
     // If the history is shorter than the span, return only the existing points, but at least one sixth of the span.
-    const from = Math.min(Math.max(span.first - (span.last - span.size + 1), 0), span.size - span.size / 6);
-    const series = { title: span.span.title, point: span.span.point, empty: span.first === Infinity,
+    const chosen = span.span.end !== undefined;
+    const from = chosen ? 0 : Math.min(Math.max(span.first - (span.last - span.size + 1), 0), span.size - span.size / 6);
+    const series = { title: span.span.title, point: span.span.point, empty: span.first === Infinity, chosen,
       times: Array.from({ length: span.size }, (_, i) => (span.last - span.size + 1 + i) * span.span.point * 1000).slice(from) };
     for (const field of fields) {
       const values = queue === null && span.some && gauges.includes(field) ? span.sum(field, now)

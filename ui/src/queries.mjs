@@ -107,6 +107,58 @@ export const errors = `
   FROM idemq.errors e JOIN idemq.queue_privileges p ON p.queue = e.queue
   WHERE $1::text IS NULL OR e.queue = $1 ORDER BY e.jobs DESC, e.last_seen DESC LIMIT 200`;
 
+/** The causes of failures between two times, with the jobs that a retry has completed since.  Each job counts for its last failure. */
+export const errorsWithin = `
+  WITH failed AS MATERIALIZED (
+    SELECT j.id FROM idemq.jobs j WHERE ($1::text IS NULL OR j.queue_id = (SELECT q.queue_id FROM idemq.queues q WHERE q.name = $1)) AND j.last_error IS NOT NULL
+      AND j.status <> 'cancelled' AND j.enqueued_at <= $3::timestamptz AND (j.finished_at IS NULL OR j.finished_at >= $2::timestamptz) ORDER BY j.id DESC LIMIT 20000
+  ), found AS MATERIALIZED (
+    SELECT e.* FROM failed f CROSS JOIN LATERAL (SELECT * FROM idemq.job_errors e WHERE e.job_id = f.id OFFSET 0) e WHERE e.failed_at >= $2::timestamptz AND e.failed_at <= $3::timestamptz)
+  SELECT e.queue, e.sqlstate, left(e.error, 2000) AS error, e.fingerprint, count(*) FILTER (WHERE e.status <> 'completed') AS jobs, count(*) FILTER (WHERE e.status = 'dead') AS dead,
+    count(*) FILTER (WHERE e.status NOT IN ('dead', 'completed')) AS retrying, count(*) FILTER (WHERE e.status = 'completed') AS healed, min(e.failed_at) AS first_seen, max(e.failed_at) AS last_seen,
+    max(e.job_id) AS example_id, array_agg(DISTINCT e.kind) FILTER (WHERE e.kind IS NOT NULL) AS kinds,
+    (SELECT 'admin' = ANY (p.privileges) FROM idemq.queue_privileges p WHERE p.queue = e.queue) AS may_administer
+  FROM found e GROUP BY e.queue, e.sqlstate, e.error, e.fingerprint ORDER BY count(*) DESC, max(e.failed_at) DESC LIMIT 200`;
+
+/** The newest jobs of all queues that a retry has completed, by the error before it. */
+export const healedOfAll = `
+  SELECT e.queue, e.sqlstate, left(e.error, 2000) AS error, e.fingerprint, count(*) AS healed, min(e.failed_at) AS first_seen, max(e.failed_at) AS last_seen,
+    max(e.job_id) AS example_id
+  FROM (SELECT j.id, j.status, j.last_error FROM idemq.jobs j ORDER BY j.id DESC LIMIT 5000) j
+    CROSS JOIN LATERAL (SELECT * FROM idemq.job_errors e WHERE e.job_id = j.id OFFSET 0) e
+  WHERE j.status = 'completed' AND j.last_error IS NOT NULL
+  GROUP BY e.queue, e.sqlstate, e.error, e.fingerprint ORDER BY healed DESC LIMIT 100`;
+
+/** Maximum number of failed jobs of a queue that the page of a cause reads, and of jobs whose workers it looks up. */
+export const FAILED = 5000;
+export const NEWEST = 200;
+/** The newest jobs of a queue that have failed, with the fingerprint of their errors. */
+export const failedJobs = `
+  WITH failed AS MATERIALIZED (
+    SELECT j.id, j.key, j.ready_at FROM idemq.jobs j WHERE j.queue_id = $1 AND j.last_error IS NOT NULL AND j.status <> 'cancelled' ORDER BY j.id DESC LIMIT ${FAILED})
+  SELECT e.job_id, e.kind, e.status, e.fingerprint, e.sqlstate, left(e.error, 2000) AS error, e.failed_at, extract(epoch FROM e.failed_at)::float8 AS at, f.key,
+    coalesce(f.ready_at > idemq.clock_timestamp(), false) AS later
+  FROM failed f CROSS JOIN LATERAL (SELECT * FROM idemq.job_errors e WHERE e.job_id = f.id OFFSET 0) e ORDER BY f.id DESC`;
+export const cause = `
+  SELECT left(e.error, 2000) AS error, e.sqlstate, e.dead FROM idemq.errors e WHERE e.queue = $1 AND e.fingerprint = $2`;
+/** The workers whose attempts failed last, with their versions. */
+export const causeWorkers = `
+  WITH failed AS MATERIALIZED (
+    SELECT t.worker, t.ended_at, t.claimed_at FROM unnest($1::bigint[]) i (id) CROSS JOIN LATERAL (SELECT a.worker, a.ended_at, a.claimed_at FROM idemq.attempts a
+      WHERE a.job_id = i.id AND a.outcome IN ('failed', 'expired') ORDER BY a.token DESC LIMIT 1) t
+  ), seen AS MATERIALIZED (SELECT w.worker, w.program, w.version, w.host, w.started_at, w.seen_at FROM idemq.workers w WHERE w.worker IN (SELECT f.worker FROM failed f) LIMIT 500)
+  SELECT f.worker, w.program, w.version, w.host, count(*) AS jobs, max(f.ended_at) AS last
+  FROM failed f LEFT JOIN LATERAL (SELECT * FROM seen s WHERE s.worker = f.worker AND s.started_at <= f.ended_at ORDER BY s.seen_at DESC LIMIT 1) w ON true
+  GROUP BY f.worker, w.program, w.version, w.host ORDER BY jobs DESC, last DESC LIMIT 50`;
+/** A dead job of a queue with an error, to be retried before the others. */
+export const deadOfCause = `
+  SELECT d.id, d.kind FROM (SELECT j.id, j.kind FROM idemq.jobs j WHERE j.queue_id = (SELECT q.queue_id FROM idemq.queues q WHERE q.name = $1) AND j.dead_at IS NOT NULL
+    ORDER BY j.dead_at DESC, j.id DESC LIMIT ${FAILED}) d CROSS JOIN LATERAL (SELECT * FROM idemq.job_errors e WHERE e.job_id = d.id OFFSET 0) e WHERE e.fingerprint = $2 LIMIT 1`;
+/** The job that was retried first, and whether it has failed since. */
+export const firstRetried = `
+  SELECT j.id, j.status, j.attempt > 0 AS failed, coalesce(j.ready_at > idemq.clock_timestamp(), false) AS later,
+    (SELECT e.fingerprint FROM idemq.job_errors e WHERE e.job_id = j.id) AS fingerprint FROM idemq.jobs j WHERE j.id = $1 AND j.queue_id = $2`;
+
 export const schedules = `
   SELECT s.name, s.queue, s.cron, s.time_zone, s.next_run, s.last_run, s.last_job, s.failed_at, s.last_error,
     s.created_by, s.paused_at, s.payload IS NOT NULL AS may_run, CASE WHEN s.payload IS NOT NULL AND s.paused_at IS NULL THEN (
@@ -116,6 +168,27 @@ export const schedules = `
           UNION ALL SELECT n + 1, idemq.next_tick(s.cron, s.time_zone, t) FROM ticks WHERE n < 3)
         SELECT n, t::text FROM ticks) x (n, t)) END AS ticks
   FROM idemq.schedules s ORDER BY s.next_run, s.name LIMIT 500`;
+
+/** One schedule, with its next five ticks. */
+export const schedule = `
+  SELECT s.name, s.queue, s.cron, s.time_zone, s.last_run, s.failed_at, s.last_error, left(s.payload::text, 2000) AS payload, left(s.headers::text, 2000) AS headers, s.group_key, s.priority,
+    s.max_attempts, s.expires_in::text, s.kind, s.created_by, s.created_at, s.paused_at, s.payload IS NOT NULL AS may_change, CASE WHEN s.paused_at IS NULL THEN (
+      WITH RECURSIVE ticks (n, t) AS (SELECT 1, idemq.next_tick(s.cron, s.time_zone, idemq.clock_timestamp())
+        UNION ALL SELECT n + 1, idemq.next_tick(s.cron, s.time_zone, t) FROM ticks WHERE n < 5 AND t IS NOT NULL)
+      SELECT array_agg(t::text ORDER BY n) FROM ticks WHERE t IS NOT NULL) END AS ticks
+  FROM idemq.schedules s WHERE s.name = $1`;
+export const nextTicks = `
+  WITH RECURSIVE ticks (n, at) AS (SELECT 1, idemq.next_tick($1, $2, idemq.clock_timestamp())
+    UNION ALL SELECT n + 1, idemq.next_tick($1, $2, at) FROM ticks WHERE n < 5 AND at IS NOT NULL)
+  SELECT t.at FROM ticks t WHERE t.at IS NOT NULL ORDER BY t.n`;
+/** The last ticks of an expression since a time, and the jobs of a schedule's ticks, whose keys begin with its name. */
+export const pastTicks = `
+  WITH RECURSIVE ticks (n, at) AS (SELECT 1, idemq.last_tick($1, $2, idemq.clock_timestamp())
+    UNION ALL SELECT n + 1, idemq.last_tick($1, $2, at - interval '1 second') FROM ticks WHERE n < 20 AND at IS NOT NULL)
+  SELECT t.at FROM ticks t WHERE t.at >= $3::timestamptz ORDER BY t.n`;
+export const scheduleJobs = `
+  SELECT j.id, j.key, j.status, j.enqueued_at, j.claimed_at, j.finished_at, left(j.last_error, 300) AS last_error, coalesce(j.ready_at > idemq.clock_timestamp(), false) AS later
+  FROM idemq.jobs j WHERE j.queue_id = (SELECT q.queue_id FROM idemq.queues q WHERE q.name = $1) AND j.key >= $2 COLLATE "C" AND j.key < $3 COLLATE "C" ORDER BY j.key DESC LIMIT 50`;
 
 export const runningJobs = `
   SELECT w.queue, w.job_id, w.worker, w.pid, w.attempt, w.claimed_at,

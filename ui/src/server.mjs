@@ -6,6 +6,7 @@ import formbody from '@fastify/formbody';
 import fastify from 'fastify';
 import { actions, inputsOf } from './actions.mjs';
 import { apiRoutes } from './api.mjs';
+import { allCauses, causeRoutes } from './causes.mjs';
 import { setAhead } from './clock.mjs';
 import { href, html } from './html.mjs';
 import { count } from './format.mjs';
@@ -13,6 +14,9 @@ import { jobRoutes } from './jobs/routes.mjs';
 import * as queries from './queries.mjs';
 import { History, spans } from './history.mjs';
 import { Security } from './security.mjs';
+import { scheduleRoutes } from './schedules.mjs';
+import { settingsRoutes } from './settings.mjs';
+import { addressTime, carry, timesOf, withSpan } from './span.mjs';
 import { HAVE, changes } from './live.mjs';
 import { content, layout, plainWhy } from './pages/layout.mjs';
 import { overviewPage } from './pages/overview.mjs';
@@ -28,7 +32,7 @@ const idOf = (text) => {
 const text = (value) => (typeof value === 'string' && value !== '' ? value : null);
 
 const script = 'text/javascript; charset=utf-8';
-const statics = { 'icon.svg': 'image/svg+xml', 'icon-alert.svg': 'image/svg+xml', 'style.css': 'text/css; charset=utf-8', 'refresh.js': script, 'dialog.js': script, 'charts.js': script, 'keys.js': script };
+const statics = { 'icon.svg': 'image/svg+xml', 'icon-alert.svg': 'image/svg+xml', 'style.css': 'text/css; charset=utf-8', 'refresh.js': script, 'dialog.js': script, 'charts.js': script, 'span.js': script, 'keys.js': script };
 
 /** Seconds between refreshes of a live page, and of a live page whose statements take longer. */
 const EVERY = 2;
@@ -60,15 +64,17 @@ function explain(error) {
 }
 
 /**
- * Makes the page's server.  database: a Database; writes: whether it offers actions; access: the options of Security.
+ * Makes the page's server.  database: a Database; writes: whether it offers actions; settings: whether it also changes settings of queues and schedules; access: the options of Security.
  */
-export async function makeServer({ database, writes = false, logger = false, access = {} }) {
+export async function makeServer({ database, writes = false, settings = false, logger = false, access = {} }) {
   const app = fastify({ logger, bodyLimit: 65536, routerOptions: { maxParamLength: 200 } });
   const security = new Security(access);
   const history = new History(database);
   let about = null;
 
   app.addHook('onSend', async (request, reply, payload) => {
+    const location = reply.getHeader('Location');
+    if (request.method === 'POST' && typeof location === 'string') reply.header('Location', withSpan(location, request.body));
     reply.header('Vary', 'Accept-Encoding');
     if (typeof payload !== 'string' || payload.length < 1024 || !/\bgzip\b/.test(request.headers['accept-encoding'] ?? '')) return payload;
     reply.header('Content-Encoding', 'gzip').removeHeader('Content-Length');
@@ -76,6 +82,17 @@ export async function makeServer({ database, writes = false, logger = false, acc
   });
   await app.register(formbody);
   security.install(app);
+  // A time span without an end ends now.  The address says when that was, so that a reload shows the same span.
+  app.addHook('preHandler', async (request, reply) => {
+    const { from, to } = request.query ?? {};
+    if (request.method !== 'GET' || !from || to || request.headers[HAVE] !== undefined) return undefined;
+    const { span } = timesOf(request.query);
+    if (!span) return undefined;
+    const [path, query] = request.url.split('?');
+    const wanted = new URLSearchParams(query);
+    wanted.set('to', addressTime(span.to));
+    return reply.redirect(`${path}?${wanted}`, 303);
+  });
 
   const contextOf = async (request, path) => {
     about ??= await database.one(queries.server);
@@ -86,13 +103,17 @@ export async function makeServer({ database, writes = false, logger = false, acc
     // Only this page can create such a message: the signature prevents a link from showing another text.
     const notice = text(request.query?.notice);
     const own = notice !== null && security.signed(notice, request.query.sign);
-    return { path, server: about, actor: request.actor, writes, notice: own ? notice : null, bad: request.query?.bad === '1' };
+    return { path, server: about, actor: request.actor, writes, settings, notice: own ? notice : null, bad: request.query?.bad === '1', times: timesOf(request.query), url: request.url };
   };
   /** Sends a page.  A browser that already shows the page receives only the changes. */
   const send = (reply, title, body, context) => {
     const had = reply.request.headers[HAVE];
-    if (had === undefined) return reply.type('text/html; charset=utf-8').send(String(layout(title, body, context)));
-    return reply.header('Cache-Control', 'no-store').send(changes(String(content(title, body, context)), title, had));
+    const { span } = timesOf({ ...reply.request.body, ...reply.request.query });
+    if (had === undefined) return reply.type('text/html; charset=utf-8').send(carry(String(layout(title, body, context)), span));
+    const answer = changes(String(content(title, body, context)), title, had);
+    if (answer.all !== undefined) answer.all = carry(answer.all, span);
+    for (const name of Object.keys(answer.parts ?? {})) answer.parts[name] = carry(answer.parts[name], span);
+    return reply.header('Cache-Control', 'no-store').send(answer);
   };
 
   app.setErrorHandler((error, request, reply) => {
@@ -126,23 +147,25 @@ export async function makeServer({ database, writes = false, logger = false, acc
   /** The charts of a queue, or of all queues (null), for the time span in the address, or the reason why there are none. */
   const chartsOf = async (request, queue) => {
     const { byName } = await readNow();
+    const { span } = timesOf(request.query);
     const last = Object.hasOwn(spans, request.query.last ?? '') ? request.query.last : '1h';
     // The rest of the page is useful even without the history.
     try {
-      return { last, series: history.of(await history.charts(last, queue), queue, byName), trouble: null, open: request.query.last !== undefined };
+      if (span) return { last: null, span, series: history.of(await history.chosen(span, queue), queue, byName), trouble: null, open: true };
+      return { last, span, series: history.of(await history.charts(last, queue), queue, byName), trouble: null, open: request.query.last !== undefined };
     } catch (error) {
-      return { last, series: null, trouble: `No charts: ${explain(error).message}` };
+      return { last, span, series: null, trouble: `No charts: ${explain(error).message}` };
     }
   };
   app.get('/', async (request, reply) => {
-    const context = { ...await contextOf(request, '/'), every: EVERY };
+    const context = { ...await contextOf(request, '/'), every: EVERY, spanned: true };
     const { queues, byName, health } = await readNow();
-    const { last, series, trouble } = await chartsOf(request, null);
+    const { last, series, trouble, span } = await chartsOf(request, null);
     const troubles = trouble === null ? [] : [trouble];
-    const table = await history.table().catch((error) => { troubles.push(`No figures for the last hour: ${explain(error).message}`); return null; });
+    const table = await (span ? history.chosenTable(span) : history.table()).catch((error) => { troubles.push(`No figures for the last hour: ${explain(error).message}`); return null; });
     const of = (queue) => table && history.of(table, queue, byName);
     const page = Math.max(1, Math.min(Number.parseInt(request.query.page ?? '1', 10) || 1, 10_000));
-    return send(reply, 'Overview', overviewPage({ queues, last, all: series, of, health, troubles, filter: text(request.query.filter), page }, context), context);
+    return send(reply, 'Overview', overviewPage({ queues, last, span, all: series, of, health, troubles, filter: text(request.query.filter), page }, context), context);
   });
 
   // A job's number or key leads to the job.  Any other text is searched for in the names of queues, the kinds and the beginnings of keys.
@@ -159,11 +182,15 @@ export async function makeServer({ database, writes = false, logger = false, acc
   });
 
   apiRoutes(app, { database });
+  causeRoutes(app, { database, writes, contextOf, send });
+  const back = (reply, address, notice, bad) => reply.redirect(`${address}${address.includes('?') ? '&' : '?'}${new URLSearchParams({ notice, sign: security.sign(notice), ...(bad ? { bad: '1' } : {}) })}`, 303);
+  scheduleRoutes(app, { database, allowed: settings, security, contextOf, send, back });
+  settingsRoutes(app, { database, allowed: settings, security, contextOf, send, back, forget });
   jobRoutes(app, { database, writes, security, contextOf, send, forget, chartsOf });
   app.get('/errors', async (request, reply) => {
-    const context = { ...await contextOf(request, '/errors'), every: SELDOM };
+    const context = { ...await contextOf(request, '/errors'), every: SELDOM, spanned: true };
     const queue = text(request.query.queue);
-    return send(reply, 'Errors', errorsPage(await database.query(queries.errors, [queue]), queue, context), context);
+    return send(reply, 'Errors', errorsPage(await allCauses((...statement) => database.query(...statement), queue, context.times.span), queue, context), context);
   });
   app.get('/running', async (request, reply) => send(reply, 'Running', runningPage(await database.query(queries.runningJobs)), { ...await contextOf(request, '/running'), every: EVERY }));
   app.get('/workers', async (request, reply) => send(reply, 'Workers', workersPage(await database.query(queries.workers),

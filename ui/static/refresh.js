@@ -32,6 +32,9 @@ function local(at) {
   return `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())} ${zone}`;
 }
 
+/** For span.js. */
+const idemqTimes = { local, utc };
+
 function showTimes(root) {
   for (const element of root.querySelectorAll('time[datetime]')) {
     const at = new Date(element.dateTime.replace(' ', 'T'));

@@ -66,6 +66,32 @@ begun = start - 900;
 const young = await charts(new History(database), null);
 tell(young.times.length === 32 && young.pending[0] === 10, 'a young history fills its chart', [young.times.length, young.pending[0]]);
 
+// A chosen span: its steps and no others; read once, if it has ended.
+begun = start - 7200;
+before = { pending: 40, running: 0, due_last: null };
+clock = start;
+steps = [-1900, -1800, -1500, -1200, -60].map((seconds) => ({ queue: null, at: start + seconds, pending: -seconds, due: 1, completed: 30 }));
+const past = new History(database);
+const when = { from: (start - 1800) * 1000, to: (start - 1200) * 1000 };
+const chosen = async (times) => past.of(await past.chosen(times, null), null, new Map());
+asked.length = 0;
+let span = await chosen(when);
+tell(span.times[0] === (start - 1800 + span.point) * 1000 && span.times.at(-1) === (start - 1200) * 1000 && span.times.length === 20, 'a chosen span has its points', [span.point, span.times.length]);
+tell(span.completed.filter((value) => value > 0).length === 2 && span.pending.at(-1) === 1200 && span.pending[0] === 40, 'and what happened in it, and not before or after', [span.completed, span.pending]);
+clock = start + 600;
+await chosen(when);
+tell(asked.length === 1, 'and is not asked for again', asked.length);
+const running = { from: (clock - 300) * 1000, to: (clock + 300) * 1000 };
+span = await chosen(running);
+tell(span.completed.at(-1) === null && span.completed[5] === 0 && span.pending.at(-1) === null, 'what has not happened yet is not known', span.completed);
+clock += 60;
+steps.push({ queue: null, at: clock - 10, pending: 3, due: 1, completed: 30 });
+span = await chosen(running);
+tell(span.completed.some((value) => value > 0), 'but a span that has not ended goes on', span.completed);
+for (let i = 0; i < 30; i += 1) await chosen({ from: (start - 1800 - i * 60) * 1000, to: (start - 1200) * 1000 });
+tell(past.kept.size <= 21, 'and few are kept', past.kept.size);
+tell((await chosen({ from: 0, to: start * 1000 })).times.length <= 84, 'a span of years has few points');
+
 // Two thousand queues.
 steps = [];
 clock = start;

@@ -3,6 +3,8 @@
 import { axisCount, axisDuration } from '../src/format.mjs';
 import { changes, have, part } from '../src/live.mjs';
 import { html } from '../src/html.mjs';
+import { carry, timesOf, withSpan } from '../src/span.mjs';
+import { trendOf } from '../src/pages/cause.mjs';
 import { charts } from '../src/pages/charts.mjs';
 import { flowPage } from '../src/pages/flow.mjs';
 import { plainWhy, whySentence } from '../src/pages/layout.mjs';
@@ -31,6 +33,23 @@ tell(axisCount(0.05, 0.05) === '0.05' && axisCount(0.1, 0.05) === '0.10' && axis
 const stale = { ...seriesOf([1, 1]), wait_p95: [369, null], oldest_due: [5, null] };
 tell(/age –/.test(text(charts(stale))) && /p95 –/.test(text(charts(stale))), 'an old value is not shown as the current one', text(charts(stale)));
 tell(charts({ ...seriesOf([1, 1]), died: [0, 3] }).toString().match(/M\S+ 4l6 6m0-6l-6 6/g).length === 1, 'deaths are marked in one chart only');
+
+// A time span: what is one, and what carries it.
+const spans = [['2026-11-30', '2026-12-01', 86400], ['2026-11-30 10:00', '2026-11-30T10:00:01Z', 1], ['2026-11-30 10:00 UTC', '2026-11-30T16:00+05:45', 900], ['2026-11-30 10:00:00.5', '2026-11-30 10:00:02', 1.5],
+  ['2026-02-30', '2026-12-01', null], ['2026-11-30 10:00', '2026-11-30 10:00', null], ['2026-11-30 10:00', '2026-11-30 09:00', null], ['x', '2026-11-30', null], ['2026-13-01', '2026-12-01', null], ['', '2026-11-30', null], ['2026-11-30 24:61', '2026-12-02', null]];
+const wrongSpans = spans.filter(([from, to, seconds]) => {
+  const { span, trouble } = timesOf({ from, to });
+  return seconds === null ? span !== null || !trouble : trouble !== null || (span.to - span.from) / 1000 !== seconds;
+});
+tell(wrongSpans.length === 0 && timesOf({}).trouble === null && timesOf({ from: ['2026-11-30', 'x'], to: '2026-12-01' }).span === null, 'what is a time span, and what is not', wrongSpans);
+const carried = carry(String(html`<a href="/queue/a%26b?tab=dead&amp;x=1#jobs">a</a><a class="key" title="href" href="/">b</a><a data-now href="/">c</a><a href="https://example.org/">d</a><form method="post" action="/do"></form><form data-now action="/"></form><a href="/static/x.js">e</a>`),
+  { from: Date.UTC(2026, 10, 30), to: Date.UTC(2026, 10, 30, 1) });
+tell(carried.includes('href="/queue/a%26b?tab=dead&amp;x=1&amp;from=2026-11-30T00%3A00%3A00Z&amp;to=2026-11-30T01%3A00%3A00Z#jobs"') && carried.match(/from=/g).length === 2 && carried.match(/name="from"/g).length === 1
+  && carry('<a href="/">', null) === '<a href="/">', 'links and forms carry it, but those that lead elsewhere', carried);
+tell(withSpan('/errors?queue=a#b', { from: '2026-11-30', to: '2026-12-01' }) === '/errors?queue=a&from=2026-11-30T00%3A00%3A00Z&to=2026-12-01T00%3A00%3A00Z#b' && withSpan('/', { from: 'x' }) === '/' && withSpan('/', undefined) === '/', 'and so do answers');
+const trend = trendOf([100, 110, 3000, 3001, 3001], 100, 3001);
+tell(trend.values.reduce((sum, value) => sum + value, 0) === 5 && trend.values[0] + trend.values[1] === 2 && trend.times.at(-1) >= 3001_000 && trend.values.length <= 60, 'the points of a trend', trend);
+tell(trendOf([0, 86400 * 900], 0, 86400 * 900).values.length <= 60, 'of years, too');
 
 // Many queues.
 const queue = (name, more = {}) => ({ queue: name, unfinished: null, max_unfinished: null, pending: '3', running: '0', blocked: '0', dead: '0', retrying: '0', groups_held: '0', oldest_ready: null,

@@ -2,6 +2,7 @@
 // If it is for all jobs of a tab and filter, each batch is a separate transaction, and a page shows the progress.
 // The SQL functions themselves write the entries in idemq.audit.
 import { randomBytes } from 'node:crypto';
+import { addressTime, timesOf } from '../span.mjs';
 import { filters, tabs, walk } from './walk.mjs';
 
 /** Number of jobs per transaction. */
@@ -67,9 +68,15 @@ export async function insist(query, needs, queue) {
     throw wrong(403, `The role that started this page lacks the privilege ${needs} on queue "${queue.name}" (42501). Ask an administrator of the queue to run SELECT idemq.grant_queue('${queue.name}', role, '${needs}').`);
 }
 
-/** The filter in an address: the known conditions, as text. */
-export const filterOf = (given) => Object.fromEntries(filters.filter((name) => typeof given[name] === 'string' && given[name].trim() !== '')
-  .map((name) => [name, ['since', 'until'].includes(name) ? `${given[name].trim()}${/[zZ]|[+-]\d\d(:?\d\d)?$/.test(given[name].trim()) ? '' : ' UTC'}` : given[name].trim()]));
+/** The filter in an address: the known conditions, as text, and the time span of the page. */
+export const filterOf = (given) => ({ ...spanFilter(given), ...Object.fromEntries(filters.filter((name) => typeof given[name] === 'string' && given[name].trim() !== '')
+  .map((name) => [name, ['since', 'until'].includes(name) ? `${given[name].trim()}${/[zZ]|[+-]\d\d(:?\d\d)?$/.test(given[name].trim()) ? '' : ' UTC'}` : given[name].trim()])) });
+
+function spanFilter(given) {
+  const { span, trouble } = timesOf(given);
+  if (trouble) throw wrong(400, trouble);
+  return span ? { from: addressTime(span.from), to: addressTime(span.to) } : {};
+}
 
 /** The request of a form or a link: the action, its tab and filter, and either ids or all. */
 export function wanted(given) {

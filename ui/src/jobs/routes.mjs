@@ -2,6 +2,8 @@
 import { readFileSync } from 'node:fs';
 
 import { errorsOfQueue, healedOfQueue, holds, queue as queueByName, servedBy, workersOfQueue } from '../queries.mjs';
+import { causesWithin } from '../causes.mjs';
+import { timesOf } from '../span.mjs';
 import { doingPage, enqueuePage, listOf, said, surePage } from '../pages/chosen.mjs';
 import { jobPage } from '../pages/job.mjs';
 import { queuePage } from '../pages/queue.mjs';
@@ -60,8 +62,9 @@ export function jobRoutes(app, { database, writes, security, contextOf, send, fo
   app.get('/queue/:name', async (request, reply) => {
     const queue = await queueOf(request.params.name);
     // A search is not repeated: it may take a second.
-    const searches = Object.keys(givenOf(request.query)).length > 0;
-    const context = { ...await withRights(await contextOf(request, null), queue.queue_id), every: searches ? 0 : 2 };
+    const { span } = timesOf(request.query);
+    const searches = Object.keys(givenOf(request.query)).length > 0 || span !== null;
+    const context = { ...await withRights(await contextOf(request, null), queue.queue_id), every: searches ? 0 : 2, spanned: true };
     const numbers = await counts(query, queue.queue_id);
     const tab = Object.hasOwn(tabs, request.query.tab ?? '') ? request.query.tab : firstTab(numbers);
     const cursor = cursorOf(text(request.query.after));
@@ -69,7 +72,7 @@ export function jobRoutes(app, { database, writes, security, contextOf, send, fo
     let result = { ids: [], looked: 0, next: null, seconds: 0 };
     let trouble = null;
     try {
-      result = await walk(query, { queue: queue.queue_id, tab, filter: filterOf(request.query), cursor, known });
+      result = await walk(query, { queue: queue.queue_id, tab, filter: filterOf(span ? request.query : { ...request.query, from: '', to: '' }), cursor, known });
     } catch (error) {
       // A filter that PostgreSQL cannot read is shown again, with the reason.
       if (!searches || !(/^22/.test(error.code ?? '') || error.statusCode === 400)) throw error;
@@ -78,7 +81,7 @@ export function jobRoutes(app, { database, writes, security, contextOf, send, fo
     const rows = await rowsOf(query, result.ids);
     const of = tabs[tab].walks ? numbers?.counts.all ?? 0 : await everything(query);
     const charts = await chartsOf(request, queue.name);
-    const [errors, workers, serves] = [await errorsOf(queue), await query(workersOfQueue, [queue.name]), await query(servedBy, [queue.queue_id])];
+    const [errors, workers, serves] = [span ? await causesWithin(query, queue.name, span).catch((error) => { if (error.code !== '57014') throw error; return []; }) : await errorsOf(queue), await query(workersOfQueue, [queue.name]), await query(servedBy, [queue.queue_id])];
     if (trouble !== null) reply.code(400);
     return send(reply, `Queue ${queue.name}${queue.paused ? ' (paused)' : ''}`,
       queuePage({ queue, numbers, tab, result, rows, given: givenOf(request.query), of, first: cursor === null, doing: doings.of(queue.queue_id), held: await query(holds, [queue.name]), trouble, charts, errors, workers, serves }, context), context);

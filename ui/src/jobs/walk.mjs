@@ -37,7 +37,7 @@ const running = {
 };
 const dead = {
   rows: (p, c) => `SELECT ${c.hit(p)} AS hit, j.id, j.dead_at AS k1, j.id AS k2 FROM idemq.jobs j
-    WHERE j.queue_id = ${p(c.queue, 'int')} AND j.dead_at IS NOT NULL${after(p, c, 'j.dead_at, j.id', '<')}`,
+    WHERE j.queue_id = ${p(c.queue, 'int')} AND j.dead_at IS NOT NULL${c.filter.from ? ` AND j.dead_at BETWEEN ${p(c.filter.from, 'timestamptz')} AND ${p(c.filter.to, 'timestamptz')}` : ''}${after(p, c, 'j.dead_at, j.id', '<')}`,
   order: 'k1 DESC, k2 DESC',
 };
 // The index is on job_id + 0.  As in the other walks, a subquery looks up each job.  With statistics from a time when the tables
@@ -88,6 +88,15 @@ export const tabs = {
 const unfinished = ['waiting', 'retrying', 'blocked', 'scheduled'];
 export const filters = ['kind', 'key', 'group', 'error', 'cause', 'since', 'until', 'payload'];
 
+/** The time that decides whether a job of a tab belongs to a time span: the column of the list, and the words for it. */
+export const momentOf = {
+  waiting: ['ready_at', 'that became due'], running: ['claimed_at', 'claimed'], retrying: ['claimed_at', 'whose last attempt began'], blocked: ['enqueued_at', 'enqueued'],
+  scheduled: ['enqueued_at', 'enqueued'], completed: ['finished_at', 'completed'], dead: ['dead_at', 'that died'], cancelled: ['finished_at', 'cancelled'],
+};
+/** Whether a job belongs to a time span.  In the list of all jobs, it was enqueued, claimed or finished in the span. */
+const within = (p, tab, c) => `(${(momentOf[tab] ? [momentOf[tab][0]] : ['enqueued_at', 'claimed_at', 'finished_at'])
+  .map((column) => `(j.${column} >= ${p(c.filter.from, 'timestamptz')} AND j.${column} <= ${p(c.filter.to, 'timestamptz')}) IS TRUE`).join(' OR ')})`;
+
 /** The conditions of a filter, by name. */
 const conditions = {
   kind: (p, value) => `j.kind = ${p(value, 'text')}`,
@@ -111,7 +120,7 @@ function walksOf(tab, filter) {
 }
 
 const parameters = (values) => (value, type) => `$${values.push(value)}::${type}`;
-const meant = (p, tab, c) => `coalesce(${[`j.queue_id = ${p(c.queue, 'int')}`, tabs[tab].is(p, c),
+const meant = (p, tab, c) => `coalesce(${[`j.queue_id = ${p(c.queue, 'int')}`, tabs[tab].is(p, c), ...(c.filter.from ? [within(p, tab, c)] : []),
   ...Object.keys(conditions).filter((name) => c.filter[name] !== undefined).map((name) => conditions[name](p, c.filter[name]))].join(' AND ')}, false)`;
 
 /** One slice: at most `want` matching rows among at most `most` rows of a walk, and the last row that was read. */

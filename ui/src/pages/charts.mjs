@@ -70,18 +70,19 @@ function chart(title, kind, lines, series, dead = null) {
   const every = [60, 120, 300, 900, 3600, 10800, 21600, 86400].find((seconds) => whole / seconds <= 7) * 1000;
   const name = title.toLowerCase().replace(/[^a-z]+/g, '-');
   const latest = (line) => format(line.values[series.latest]);
-  const highest = lines.map((line) => `${line.name}: now ${latest(line)}, at most ${format(line.values.reduce((a, b) => (b !== null && (a === null || b > a) ? b : a), null))}`).join('; ');
+  const present = series.chosen ? 'at the end' : 'now';
+  const highest = lines.map((line) => `${line.name}: ${present} ${latest(line)}, at most ${format(line.values.reduce((a, b) => (b !== null && (a === null || b > a) ? b : a), null))}`).join('; ');
   return part(`chart ${name}`, html`<figure class="chart card" id="chart-${name}"><figcaption><h3>${title}</h3><span class="legend">${lines.map((line, i) => html`<span class="line"><svg width="22" height="8" aria-hidden="true"><path class="l${i}" d="M0 4h22"/></svg> ${line.name}</span> `)}${dead && html`<span class="line"><svg width="10" height="10" aria-hidden="true"><path class="cross" d="M2 2l6 6m0-6l-6 6"/></svg> died</span>`}</span></figcaption>
-<svg role="img" aria-label="${title}, ${series.title}. ${highest}" viewBox="0 0 ${WIDTH} ${HEIGHT}" data-left="${LEFT}" data-right="${RIGHT}">
+<svg role="img" aria-label="${title}, ${series.title}. ${highest}" viewBox="0 0 ${WIDTH} ${HEIGHT}" data-left="${LEFT}" data-right="${RIGHT}" data-begin="${times[0] - point * 1000}" data-point="${point * 1000}">
 ${marks.map((mark) => html`<path class="rule" d="M${LEFT} ${y(mark).toFixed(1)}H${WIDTH - RIGHT}"/><text class="y" x="${LEFT - 6}" y="${(y(mark) + 4).toFixed(1)}">${mark === 0 ? '0' : tickText[kind](mark, step)}</text>`)}
-${times.map((at, i) => (at % every === 0 ? html`<path class="tick" d="M${x(i).toFixed(1)} ${HEIGHT - BOTTOM}v4"/>${x(i) < LEFT + 14 ? null : html`<text class="x" x="${Math.min(x(i), WIDTH - RIGHT - 16).toFixed(1)}" y="${HEIGHT - 5}">${axisTime(at, every >= 86_400_000)}</text>`}` : null))}
+${times.map((at, i) => (at % every === 0 ? html`<path class="tick" d="M${x(i).toFixed(1)} ${HEIGHT - BOTTOM}v4"/>${x(i) < LEFT + 14 ? null : html`<text class="x" x="${Math.min(x(i), WIDTH - RIGHT - 16).toFixed(1)}" y="${HEIGHT - 5}" data-at="${at}" data-as="${every >= 86_400_000 ? 'day' : 'minute'}">${axisTime(at, every >= 86_400_000)}</text>`}` : null))}
 ${dead?.map((died, i) => (died > 0 ? html`<path class="cross" d="M${(x(i) - 3).toFixed(1)} 4l6 6m0-6l-6 6"/>` : null))}
 ${lines.length === 1 && html`<path class="area" d="${area(lines[0].values, x, y)}"/>`}
 ${lines.map((line, i) => html`<path class="l${i}" d="${path(line.values, x, y)}"/>`)}
 <path class="cursor" d="M0 ${TOP}V${HEIGHT - BOTTOM}"/></svg>
-<p class="values small">${lines.map((line) => html`<span>${line.name} <b>${latest(line)}</b></span> `)}<span class="quiet">now</span></p>
-<details id="values-${name}"><summary>Values</summary><div class="scroll" role="region" aria-label="Values: ${title}" tabindex="0"><table><thead><tr><th scope="col">Until, UTC</th>${lines.map((line) => html`<th scope="col" class="n">${line.name}</th>`)}${dead && html`<th scope="col" class="n">died</th>`}</tr></thead>
-<tbody>${times.map((at, i) => html`<tr><td>${point < 60 ? time(at).slice(11, 19) : time(at).slice(0, 16)}</td>${lines.map(({ values }) => html`<td class="n">${format(values[i])}</td>`)}${dead && html`<td class="n">${dead[i] === null ? '–' : count(dead[i])}</td>`}</tr>
+<p class="values small">${lines.map((line) => html`<span>${line.name} <b>${latest(line)}</b></span> `)}<span class="quiet">${present}</span></p>
+<details id="values-${name}"><summary>Values</summary><div class="scroll" role="region" aria-label="Values: ${title}" tabindex="0"><table><thead><tr><th scope="col" data-until>Until, UTC</th>${lines.map((line) => html`<th scope="col" class="n">${line.name}</th>`)}${dead && html`<th scope="col" class="n">died</th>`}</tr></thead>
+<tbody>${times.map((at, i) => html`<tr><td data-at="${at}" data-as="${point < 60 ? 'clock' : 'full'}">${point < 60 ? time(at).slice(11, 19) : time(at).slice(0, 16)}</td>${lines.map(({ values }) => html`<td class="n">${format(values[i])}</td>`)}${dead && html`<td class="n">${dead[i] === null ? '–' : count(dead[i])}</td>`}</tr>
 `)}</tbody></table></div></details></figure>`);
 }
 
@@ -97,9 +98,12 @@ ${draw('Queue latency', 'time', { p95: series.wait_p95, p50: series.wait_p50 })}
 ${draw('Run time', 'time', { p95: series.run_p95, p50: series.run_p50 })}`}</div>`;
 }
 
+/** A chart of the number of jobs per point.  series: the result of trendOf. */
+export const trend = (title, series) => chart(title, 'count', [{ name: 'jobs', values: series.values }], series);
+
 /** Links to the same page with another time span. */
 export function spanTabs(names, name, address) {
-  return html`<nav aria-label="Time span"><ul class="tabs scroll">${names.map((other) => html`<li><a href="${address(other)}"${other === name ? html` aria-current="page"` : ''}>${other.replace(/([a-z])/, ' $1')}</a></li>`)}</ul></nav>`;
+  return html`<nav aria-label="Time span"><ul class="tabs scroll">${names.map((other) => html`<li><a data-now href="${address(other)}"${other === name ? html` aria-current="page"` : ''}>${other.replace(/([a-z])/, ' $1')}</a></li>`)}</ul></nav>`;
 }
 
 /** A small chart in a table, with its current value and its maximum. */

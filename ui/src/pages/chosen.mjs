@@ -3,7 +3,8 @@ import { href, html } from '../html.mjs';
 import { count, duration } from '../format.mjs';
 import { doings } from '../jobs/doing.mjs';
 import { part } from '../live.mjs';
-import { key, number, progress, status, table } from './layout.mjs';
+import { momentOf } from '../jobs/walk.mjs';
+import { key, moment, number, progress, status, table } from './layout.mjs';
 import { addressOf } from './queue.mjs';
 
 const outcomes = {
@@ -28,10 +29,12 @@ export function surePage({ queue, want, seen, given, token }) {
   const unmet = seen.looked === 0 && (seen.atLeast || seen.jobs > 0);
   const jobs = unmet && seen.jobs === 0 ? 'jobs not counted yet' : html`${seen.atLeast && 'at least '}${count(seen.jobs)} ${seen.jobs === 1 ? 'job' : 'jobs'}`;
   const { doing } = want;
+  const { from, to } = want.filter;
+  const within = want.all && from && html`, ${momentOf[want.tab]?.[1] ?? 'enqueued, claimed or finished'} between <b>${moment(from)}</b> and <b>${moment(to)}</b>`;
   const of = want.all && Object.entries(given).map(([name, value], i) => html`${i > 0 && ', '} ${inWords[name]} <code>${value}</code>`);
   if (seen.jobs === 0 && !unmet) return html`<p class="why">None of these jobs exists any longer.</p><p><a class="button" href="${listOf(queue, want, given)}">Back</a></p>`;
   const details = unmet ? html`<p class="quiet">No matching job was found within one second${seen.jobs === 0 && ', and there may be none'}.</p>` : table('Selected jobs', ['Status', 'Kind', number('Jobs')], seen.of.slice(0, 20).map((row) => [status(row.status), key(row.kind) ?? html`<span class="quiet">none</span>`, count(row.jobs)]), '');
-  return html`<p class="why"><b>${jobs}</b> of queue <b class="whole">${queue.name}</b>${want.all && html`, all ${want.tab === 'all' ? 'jobs' : `that are ${want.tab}`}${of}`}${want.value !== null && html`, to priority <b>${want.value}</b>`}: ${doing.does}</p>
+  return html`<p class="why"><b>${jobs}</b> of queue <b class="whole">${queue.name}</b>${want.all && html`, all ${want.tab === 'all' ? 'jobs' : `that are ${want.tab}`}${within}${of}`}${want.value !== null && html`, to priority <b>${want.value}</b>`}: ${doing.does}</p>
 ${details}${!unmet && seen.looked < seen.jobs && html`<p class="quiet">The table covers the first ${count(seen.looked)} of them.</p>`}
 <form method="post" action="${addressOf(queue)}/do" class="actions"><input type="hidden" name="csrf" value="${token}"><input type="hidden" name="doing" value="${want.name}"><input type="hidden" name="tab" value="${want.tab}">
 ${Object.entries(given).map(([name, value]) => html`<input type="hidden" name="${name}" value="${value}">`)}${want.value !== null && html`<input type="hidden" name="value" value="${want.value}">`}

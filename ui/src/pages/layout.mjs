@@ -3,15 +3,17 @@ import { html, href } from '../html.mjs';
 import { now } from '../clock.mjs';
 import { distance, duration, percent, time } from '../format.mjs';
 import { have, part } from '../live.mjs';
+import { spanBar } from './span.mjs';
 
 const links = [['/', 'Overview'], ['/errors', 'Errors'], ['/running', 'Running'], ['/workers', 'Workers'], ['/schedules', 'Schedules'],
   ['/audit', 'Audit'], ['/check', 'Check'], ['/keys', 'Keys']];
 
 /** The content of a page between its header and its footer.  A live page refreshes this. */
-export function content(title, body, { server, notice, bad }) {
+export function content(title, body, { server, notice, bad, spanned, times, url }) {
   return html`${server?.tests && html`<p class="notice warn test-clock">This is a test server. Its clock is <b>${duration(server.ahead ?? 0)}</b> ahead.</p>`}
 <h1>${title}</h1>
 ${notice && html`<p class="notice ${bad ? 'bad' : ''}" role="status">${notice}</p>`}
+${spanned && spanBar(url, times)}
 ${body}`;
 }
 
@@ -28,7 +30,7 @@ export function layout(title, body, context) {
 <title>${title} – idemq</title>
 <link rel="icon" href="/static/icon.svg">
 <link rel="stylesheet" href="/static/style.css">
-${['charts', 'dialog', 'refresh', 'keys'].map((name) => html`<script src="/static/${name}.js" defer></script>
+${['charts', 'dialog', 'refresh', 'span', 'keys'].map((name) => html`<script src="/static/${name}.js" defer></script>
 `)}</head>
 <body>
 <a class="skip" href="#main">Skip to content</a>

@@ -1,17 +1,20 @@
 // The pages that consist of a list: errors, running jobs, schedules, audit, check, keys.
+import { inWords } from '../cron.mjs';
 import { html, href } from '../html.mjs';
 import { count, duration } from '../format.mjs';
 import { page } from '../queries.mjs';
+import { causeAddress } from './cause.mjs';
 import { button, jobLink, key, more, number, progress, queueLink, status, table, when } from './layout.mjs';
 
 export function errorsPage(rows, queue, context) {
+  const healed = rows.some((e) => Number(e.healed) > 0);
   return html`${queue && html`<p>Errors of queue ${queueLink(queue)}. <a href="/errors">Show all queues</a></p>`}
-${table('Errors', ['Error', number('Jobs'), number('Dead'), 'Queue', 'SQLSTATE', 'First', 'Last', 'Sample job', ...(context.writes ? ['Action'] : [])],
-    rows.map((e) => [html`<a href="${href(`/queue/${encodeURIComponent(e.queue)}`, { tab: Number(e.dead) > 0 ? 'dead' : 'retrying', cause: e.fingerprint })}"><span class="error">${e.error ?? 'no message'}</span></a>`, count(e.jobs), count(e.dead), queueLink(e.queue), e.sqlstate && html`<code>${e.sqlstate}</code>`,
+${table('Errors', ['Error', number('Jobs'), number('Dead'), ...(healed ? [number('Resolved by a retry')] : []), 'Queue', 'SQLSTATE', 'First', 'Last', 'Sample job', ...(context.writes ? ['Action'] : [])],
+    rows.map((e) => [html`<a href="${causeAddress(e.queue, e.fingerprint)}"><span class="error">${e.error ?? 'no message'}</span></a>`, count(e.jobs), count(e.dead), ...(healed ? [Number(e.healed) > 0 ? count(e.healed) : ''] : []), queueLink(e.queue), e.sqlstate && html`<code>${e.sqlstate}</code>`,
       when(e.first_seen), when(e.last_seen),
       jobLink(e.example_id), ...(context.writes ? [Number(e.dead) > 0 && e.may_administer
         ? button(context, 'redrive', `Retry ${count(e.dead)} dead jobs`, { queue: e.queue, error: e.fingerprint }, `Retry ${count(e.dead)} dead jobs of queue ${e.queue}: ${(e.error ?? '').slice(0, 80)}`) : null] : [])]),
-    'No jobs are dead or failing.')}`;
+    context.times?.span ? 'No job failed in this time span.' : 'No jobs are dead or failing.')}`;
 }
 
 /** The results of a search: only queues, jobs and kinds that the role may see. */
@@ -29,13 +32,13 @@ export function runningPage(rows) {
 }
 
 export function schedulesPage(rows, context) {
-  return table('Schedules', ['Schedule', 'Queue', 'Expression', 'Zone', 'Next', 'After that', 'Last', 'State', ...(context.writes ? ['Action'] : [])],
-    rows.map((s) => [key(s.name), queueLink(s.queue), html`<code>${s.cron}</code>`, s.time_zone, when(s.next_run),
+  return html`${context.settings && html`<p class="actions"><a class="button" href="/schedule/add">Add a schedule</a></p>`}${table('Schedules', ['Schedule', 'Queue', 'Expression', 'Zone', 'Next', 'After that', 'Last', 'State', ...(context.writes ? ['Action'] : [])],
+    rows.map((s) => [html`<a class="key" title="${s.name}" href="${href('/schedule', { name: s.name })}">${s.name}</a>`, queueLink(s.queue), html`<div>${inWords(s.cron)}</div><code class="quiet">${s.cron}</code>`, s.time_zone, when(s.next_run),
       (s.ticks ?? []).slice(1).map((tick) => html`<div>${when(tick)}</div>`), s.last_run ? html`${when(s.last_run)} ${s.last_job && jobLink(s.last_job)}` : 'never',
       html`${s.paused_at && html`<div>${status('warn', 'paused')} ${when(s.paused_at)}</div>`}${s.failed_at ? html`<div>${status('dead', 'failed')} ${s.last_error}</div>` : !s.paused_at && status('well', 'OK')}`,
-      ...(context.writes ? [s.may_run && html`${button(context, 'run_schedule', 'Run now', { schedule: s.name }, `Run schedule ${s.name} now`)}
+      ...(context.writes ? [s.may_run && html`${button(context, 'run_schedule', 'Run now', { schedule: s.name }, `Run now: schedule ${s.name}`)}
 ${s.paused_at ? button(context, 'resume_schedule', 'Resume', { schedule: s.name }, `Resume schedule ${s.name}`) : button(context, 'pause_schedule', 'Pause', { schedule: s.name }, `Pause schedule ${s.name}`)}`] : [])]),
-    'No schedules are visible to you. Create one with idemq.schedule.');
+    'No schedules are visible to you. Create one with idemq.schedule.')}`;
 }
 
 export function auditPage(rows, queue) {
@@ -56,6 +59,7 @@ export function checkPage(rows) {
 
 const keys = [['/', 'go to the search field'], ['?', 'go to this page'], ['g o', 'go to the overview; g e errors, g r running jobs, g w workers, g s schedules, g a audit, g c check'],
   ['j', 'go to the next row of the first table, with k to the previous row; Enter opens it'], ['← →', 'in a chart, go to the previous or next value; Page Up and Page Down move by ten, Home and End go to the first and last value, Escape goes to now'],
+  ['Shift ← →', 'in a chart, select a time span; Enter shows it on the whole page, Escape drops it'],
   ['p', 'pause the live updates of the page, or resume them'], ['u', 'show times in UTC, or in the time zone of this browser'],
   ['Tab', 'go to the next link, button or chart; the first link on each page skips the menu']];
 

@@ -4,6 +4,7 @@ import { count, duration, percent, rate } from '../format.mjs';
 import { part } from '../live.mjs';
 import { spans } from '../history.mjs';
 import { charts, spanTabs, sparkline } from './charts.mjs';
+import { spanFacts } from './span.mjs';
 import { button, number, queueLink, status, table } from './layout.mjs';
 
 /** Number of queues on a page, and minimum number of queues with the same prefix that are combined in one row. */
@@ -115,15 +116,16 @@ function groupRow({ prefix, queues }, parameters) {
     count(sum('pending')), count(sum('running')), count(sum('blocked')), oldest.length ? duration(Math.max(...oldest)) : '–', '', '', '', '', ''];
 }
 
-function queuesTable({ queues, of, filter, page, last }, context) {
+function queuesTable({ queues, of, filter, page, last, span }, context) {
   const parameters = { last: last === '1h' ? null : last };
+  const hour = span ? 'in the span' : '1 h';
   const all = rowsOf(queues, filter);
   const shown = all.slice((page - 1) * PAGE, page * PAGE);
   const heads = ['Queue', 'State', number('Pending'), number('Running'), number('Blocked'), number('Oldest waiting'),
-    'Completed, 1 h', number('Failed, 1 h'), number('Latency p95'), number('Run p95'), 'Action'];
+    `Completed, ${hour}`, number(`Failed, ${hour}`), number('Latency p95'), number('Run p95'), 'Action'];
   const width = context.writes ? heads.length : heads.length - 1;
   const rows = shown.map((row) => (row.prefix ? groupRow(row, parameters) : queueRow(row, of(row.queue), context)).slice(0, width));
-  return html`<div class="heading"><h2 id="queues">Queues</h2>${(queues.length > 10 || filter !== null) && html`<form method="get" action="/#queues" class="actions"><input type="hidden" name="last" value="${last}"><input name="filter" value="${filter ?? ''}" aria-label="Part of a queue's name" placeholder="Filter by name"><button>Filter</button>${filter !== null && html` <a href="${href('/', parameters)}#queues">Show all</a>`}</form>`}</div>
+  return html`<div class="heading"><h2 id="queues">Queues</h2>${(queues.length > 10 || filter !== null) && html`<form method="get" action="/#queues" class="actions">${last && html`<input type="hidden" name="last" value="${last}">`}<input name="filter" value="${filter ?? ''}" aria-label="Part of a queue's name" placeholder="Filter by name"><button>Filter</button>${filter !== null && html` <a href="${href('/', parameters)}#queues">Show all</a>`}</form>`}</div>
 ${table('Queues', heads.slice(0, width), rows, filter !== null ? `No queue that is visible to you has "${filter}" in its name.`
     : 'No queues are visible to you. Create one with SELECT idemq.create_queue(\'name\'), or ask an administrator for a privilege with idemq.grant_queue.',
   shown.map((row) => `queue ${row.prefix ?? row.queue}`))}
@@ -132,14 +134,14 @@ ${all.length > PAGE && html`<p class="actions">${page > 1 && html`<a class="butt
 
 /**
  * queues: rows of idemq.metrics; last: the time span of the charts; all: their series; of: returns a queue's series; troubles: messages about data that could not be read;
- * filter: part of a name; page: page of the table, counted from 1.
+ * span: the time span of the page, or null; filter: part of a name; page: page of the table, counted from 1.
  */
-export function overviewPage({ queues, last, all, of, health, troubles, filter, page }, context) {
+export function overviewPage({ queues, last, span = null, all, of, health, troubles, filter, page }, context) {
   const worst = [...queues].sort((a, b) => severity(b) - severity(a));
   return html`${part('troubles', troubles.map((trouble) => html`<p class="notice bad" role="alert">${trouble}</p>`))}
 ${part('attention', attention(troublesOf(worst, health), health))}
-${part('facts', factsOf(queues, all))}
+${span ? all && spanFacts(all) : part('facts', factsOf(queues, all))}
 ${spanTabs(Object.keys(spans), last, (other) => href('/', { last: other, filter }))}
 ${all && charts(all, true)}
-${queuesTable({ queues, of, filter, page, last }, context)}`;
+${queuesTable({ queues, of, filter, page, last, span }, context)}`;
 }

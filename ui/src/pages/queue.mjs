@@ -6,7 +6,8 @@ import { doings } from '../jobs/doing.mjs';
 import { causeOf } from '../jobs/trace.mjs';
 import { part } from '../live.mjs';
 import { charts as drawn, spanTabs } from './charts.mjs';
-import { PAGE, cursorText, filters, tabs } from '../jobs/walk.mjs';
+import { PAGE, cursorText, filters, momentOf, tabs } from '../jobs/walk.mjs';
+import { spanFacts } from './span.mjs';
 import { button, jobLink, key, moment, number, progress, queueLink, status, table, when } from './layout.mjs';
 
 /** The default priority of jobs. */
@@ -37,7 +38,7 @@ const errorOf = (job) => {
 };
 
 /** The word for a status: a pending job is either waiting or scheduled. */
-const wordOf = (job) => (job.status === 'pending' ? (job.later ? 'scheduled' : 'waiting') : job.status);
+export const wordOf = (job) => (job.status === 'pending' ? (job.later ? 'scheduled' : 'waiting') : job.status);
 
 function seconds(from, to) {
   return from && to ? (Date.parse(to.replace(' ', 'T').replace(/\+00$/, 'Z')) - Date.parse(from.replace(' ', 'T').replace(/\+00$/, 'Z'))) / 1000 : null;
@@ -79,13 +80,13 @@ function filterForm(path, tab, given, open) {
 }
 
 /** A sentence about the result of a walk. */
-function found(list, tab, result, rows, given, of) {
-  const narrowed = Object.keys(given).length > 0;
+function found(list, tab, result, rows, given, of, span) {
+  const narrowed = Object.keys(given).length > 0 || Boolean(span);
   const looked = html`searched ${count(result.looked)} of ${count(Math.max(of, result.looked))} jobs`;
   const payloads = given.payload ? ' Payloads larger than 64 kB are not searched.' : '';
   if (!narrowed && rows.length > 0) return html`<p class="quiet found" role="status">${list.atLeast ? 'More than ' : ''}${count(list.count)} ${tab === 'all' ? 'jobs' : tab}, ${tabs[tab].word}.</p>`;
   if (!narrowed && result.next === null) return null;
-  return html`<p class="found" role="status">${count(rows.length)} found${result.next !== null && rows.length === PAGE ? ' so far' : ''}; ${looked}${rows.length < PAGE && result.next !== null ? ' in one second' : ''}.${payloads}</p>`;
+  return html`<p class="found" role="status">${count(rows.length)} found${result.next !== null && rows.length === PAGE ? ' so far' : ''}; ${looked}${rows.length < PAGE && result.next !== null ? ' in one second' : ''}.${span && ` The list contains the jobs ${momentOf[tab]?.[1] ?? 'enqueued, claimed or finished'} in the time span.`}${payloads}</p>`;
 }
 
 function bulk(context, tab, list, narrowed, rows) {
@@ -105,31 +106,34 @@ function bulk(context, tab, list, narrowed, rows) {
  */
 export function queuePage({ queue, numbers, tab, result, rows, given, of, first, doing, held, trouble, charts, errors, workers, serves }, context) {
   const path = addressOf(queue);
-  const narrowed = Object.keys(given).length > 0;
-  const countOf = (name) => numbers?.counts[name] ?? null;
+  const { span } = charts;
+  const narrowed = Object.keys(given).length > 0 || Boolean(span);
+  // The counts are those of the present.
+  const countOf = (name) => (span ? null : numbers?.counts[name] ?? null);
   const list = { count: countOf(tab), atLeast: numbers?.atLeast.includes(tab) };
   const settings = Object.entries(queue).filter(([name]) => !['queue_id', 'name', 'paused', 'created_at', 'lease_seconds', 'declared', 'changed_since'].includes(name));
   const actions = context.writes && Object.values(doings).some(({ needs }) => context.may[needs]);
   const columns = columnsOf(tab, rows, actions);
-  const none = trouble !== null ? 'Correct the filter.' : narrowed ? 'No job matches the filter. Remove a condition, or continue the search.' : result.next === null ? (tab === 'all' ? 'This queue has no jobs.' : `No job in this queue is ${tab}.`) : 'No match among the newest jobs. Continue the search.';
+  const none = trouble !== null ? 'Correct the filter.' : narrowed ? (result.next === null && Object.keys(given).length === 0 ? 'No such job in this time span.' : 'No job matches the filter. Remove a condition, or continue the search.') : result.next === null ? (tab === 'all' ? 'This queue has no jobs.' : `No job in this queue is ${tab}.`) : 'No match among the newest jobs. Continue the search.';
   const jobs = table('Jobs', columns.map(([head]) => head), rows.map((job) => columns.map(([, cell]) => cell(job))), none, rows.map(({ id }) => `job ${id}`));
   const at = (parameters) => href(path, { tab, ...given, ...parameters });
   return html`<div class="actions">${context.may.admin && (queue.paused || held.length > 0 ? button(context, 'resume', 'Resume', { queue: queue.name }) : button(context, 'pause', 'Pause', { queue: queue.name }))}
 ${context.writes && context.may.enqueue && html`<a class="button" href="${path}/enqueue">Enqueue a job</a>`}
+${context.settings && context.may.admin && html`<a class="button" href="${path}/settings">Change settings</a>`}
 </div>
 ${numbers?.unattended && html`<p class="notice bad"><b>No workers</b>: jobs are due, and no worker has polled the queue for ${duration(numbers.unattended)}.</p>`}
 ${held.slice(0, 20).map((hold) => html`<p class="notice warn">${hold.scope === 'queue' ? 'This queue' : hold.group_key === null ? 'A group' : html`Group <code>${hold.group_key}</code>`} has been held back since ${moment(hold.began_at)}, and will be for another ${duration(hold.left)}, as requested by the worker of job ${jobLink(hold.job_id)}.</p>`)}${held.length > 20 && html`<p class="notice warn">More groups are held back: see the view <code>idemq.holds</code>.</p>`}
 ${numbers?.pausedGroups > 0 && html`<p class="notice warn">${numbers.pausedGroups === 1 ? html`<b>1 group is paused.</b> Its jobs are waiting` : html`<b>${count(numbers.pausedGroups)} groups are paused.</b> Their jobs are waiting`}; other groups continue. The view <code>idemq.paused_group_list</code> lists the paused groups and when each pause ends.</p>`}
 ${numbers?.isDeadLetterQueue && html`<p>Dead-letter queue of ${serves.length > 0 ? serves.map(({ name }, i) => html`${i > 0 && ', '}<b>${queueLink(name)}</b>`) : 'a queue that is not visible to you'}: its jobs are records of jobs that died there. Retrying an original job removes its record here, unless a worker has already claimed it.</p>`}
 ${doing.map((one) => html`<p class="notice warn">${doings[one.want.name].title} is in progress: <a href="/doing/${one.id}">view progress</a>.</p>`)}
-${part('now', now({ queue, numbers, charts, workers }))}
-${errors.length > 0 && part('errors', topErrors(queue, errors, given.cause))}
+${span && charts.series ? spanFacts(charts.series) : part('now', now({ queue, numbers, charts, workers }))}
+${errors.length > 0 && part('errors', topErrors(queue, errors, given.cause, span))}
 <details id="charts"${charts.open ? html` open` : ''}><summary>Charts</summary>${spanTabs(Object.keys(spans), charts.last, (last) => href(path, { tab, ...given, last }))}
 ${charts.trouble && html`<p class="notice bad" role="alert">${charts.trouble}</p>`}${charts.series && drawn(charts.series)}</details>
 <nav aria-label="Jobs" id="jobs"><ul class="tabs scroll">${Object.keys(tabs).map((name) => html`<li><a href="${href(path, { tab: name, ...given })}"${name === tab ? html` aria-current="page"` : ''}>${name} <span class="count">${countOf(name) === null ? '' : html`${count(countOf(name))}${numbers.atLeast.includes(name) ? '+' : ''}`}</span></a></li>`)}</ul></nav>
-${filterForm(path, tab, given, narrowed)}
+${filterForm(path, tab, given, Object.keys(given).length > 0)}
 ${trouble && html`<p class="notice bad" role="alert">${trouble}</p>`}
-${trouble === null && found(list, tab, result, rows, given, of)}
+${trouble === null && found(list, tab, result, rows, given, of, span)}
 ${actions && rows.length > 0 ? html`<form method="get" action="${path}/sure" class="list"><input type="hidden" name="tab" value="${tab}">${Object.entries(given).map(([name, value]) => html`<input type="hidden" name="${name}" value="${value}">`)}
 ${jobs}${bulk(context, tab, list, narrowed, rows)}</form><script src="/static/jobs.js" defer></script>` : jobs}
 <p class="actions">${!first && html`<a class="button" href="${at({})}">First page</a>`}${result.next !== null && html`<a class="button more" href="${at({ after: cursorText(result.next) })}">${rows.length === PAGE ? 'Next page' : 'Continue search'}</a>`}</p>
@@ -154,10 +158,10 @@ ${workers.length > 0 && html`<details id="workers"><summary>${workers.length ===
 }
 
 /** The most frequent causes of failures, each with links to its jobs. */
-function topErrors(queue, errors, cause) {
+function topErrors(queue, errors, cause, span) {
   const list = (e, tab) => href(addressOf(queue), { tab, cause: e.fingerprint });
   const shown = errors.slice(0, 5);
-  return html`<section class="card" aria-label="Errors by cause"><h2>Errors by cause</h2><ul class="said">${shown.map((e) => html`<li${e.fingerprint === cause ? html` aria-current="true"` : ''}><a href="${list(e, Number(e.dead) > 0 ? 'dead' : Number(e.retrying) > 0 ? 'retrying' : 'completed')}"><span class="error">${causeOf(e.error ?? 'no message').slice(0, 200)}</span></a> ${e.sqlstate && html`<code>${e.sqlstate}</code> `}
+  return html`<section class="card" aria-label="Errors by cause"><h2>Errors by cause${span && ' in this time span'}</h2><ul class="said">${shown.map((e) => html`<li${e.fingerprint === cause ? html` aria-current="true"` : ''}><a href="${addressOf(queue)}/error/${e.fingerprint}"><span class="error">${causeOf(e.error ?? 'no message').slice(0, 200)}</span></a> ${e.sqlstate && html`<code>${e.sqlstate}</code> `}
 ${Number(e.dead) > 0 && html`<a class="status dead" href="${list(e, 'dead')}">${count(e.dead)} dead</a> `}${Number(e.retrying) > 0 && html`<a class="status retrying" href="${list(e, 'retrying')}">${count(e.retrying)} retrying</a> `}${e.healed > 0 && html`<a class="status well" href="${list(e, 'completed')}">${count(e.healed)} resolved by a retry</a> `}
 <span class="quiet small">${e.kinds && html`kind ${e.kinds.slice(0, 3).join(', ')}${e.kinds.length > 3 && '…'}, `}first ${when(e.first_seen)}, last ${when(e.last_seen)}</span></li>`)}</ul>
 ${errors.length > shown.length && html`<p class="quiet"><a href="${href('/errors', { queue: queue.name })}">${count(errors.length - shown.length)} more</a></p>`}</section>`;
