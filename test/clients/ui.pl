@@ -1,7 +1,7 @@
-# The parts of the web page (ui/) that need neither npm nor a browser: how it reads the history (ui/test/history.mjs), what pages say (ui/test/pages.mjs),
+# The parts of the web page (ui/) that need neither npm nor a browser: how it reads the history (ui/test/history.mjs), what pages say (ui/test/pages.mjs), what they say of flows (ui/test/flow.mjs),
 # whether the server accepts each of its statements (ui/test/statements.mjs), that it shows nothing of encrypted documents (ui/test/encrypted.mjs), and whether settings of the role change what it reads
 # (ui/test/settings.mjs).  ui_slow.pl tests the page itself.
-# at least 77 assertions
+# at least 108 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -23,11 +23,13 @@ symlink $ENV{IDEMQ_NODE_MODULES}, "$ui/node_modules" or die "symlink: $!";
 my $node = new_server('ui');
 my (undef, $trouble) = reports('history.mjs', 10, [ 'node', '--max-old-space-size=160', "$ui/test/history.mjs" ]);
 is($trouble, '', 'history.mjs: and nothing else');
-(undef, $trouble) = reports('pages.mjs', 19, [ 'node', "$ui/test/pages.mjs" ]);
+(undef, $trouble) = reports('pages.mjs', 17, [ 'node', "$ui/test/pages.mjs" ]);
 is($trouble, '', 'pages.mjs: and nothing else');
+(undef, $trouble) = reports('flow.mjs', 26, [ 'node', "$ui/test/flow.mjs" ]);
+is($trouble, '', 'flow.mjs: and nothing else');
 
 local @ENV{qw(PGHOST PGPORT PGUSER PGDATABASE)} = ($node->host, $node->port, 'postgres', 'postgres');
-reports('statements.mjs', 36, [ 'node', "$ui/test/statements.mjs" ]);
+reports('statements.mjs', 40, [ 'node', "$ui/test/statements.mjs" ]);
 reports('encrypted.mjs', 5, [ 'node', "$ui/test/encrypted.mjs" ]);
 
 # Roles that see all, whose settings differ; the first has none.

@@ -89,17 +89,18 @@ my $views = q{SELECT relname FROM pg_class WHERE relkind = 'v' AND relnamespace 
 # Those of the web page, without the charts, which read one view, and with these values in place of parameters.
 sub of_page
 {
-	my %constants = (PAGE => 50, FLOW => 10000);
+	my %constants = (PAGE => 50, FLOW => 10000, EDGES => 5000);
 	my %values = (flow => $join, flowJobs => $join, flowOthers => $join, errors => 'NULL', queue => "'dead'", audit => 'NULL', holds => "'several'",
 		jobByKey => "'key 1'", queuesNamed => "'queue1'", keysFrom => "'key'", kindsNamed => "'k'", errorsOfQueue => "'dead'", healedOfQueue => "idemq.queue_id('dead')",
-		workersOfQueue => "'dead'", servedBy => "idemq.queue_id('dead')");
+		workersOfQueue => "'dead'", servedBy => "idemq.queue_id('dead')",
+		newestEdges => $join, flowBrief => $join, flowRoot => "ARRAY[$join]", queuesRefused => "'{dead,join}'");
 	my $source = slurp_file("$FindBin::RealBin/../../ui/src/queries.mjs");
 	my %found;
 
 	while ($source =~ /^export const (\w+) = `(.*?)`;$/msg)
 	{
 		my ($name, $sql) = ($1, $2);
-		$sql =~ s/\$\{(PAGE|FLOW)\}/$constants{$1}/g;
+		$sql =~ s/\$\{(PAGE|FLOW|EDGES)\}/$constants{$1}/g;
 		next if $name =~ /^history/ || $sql =~ /\$\{/;
 		$sql =~ s/\$\d+/$values{$name}/ge;
 		$found{"page: $name"} = $sql;

@@ -3,9 +3,8 @@ import { now } from '../clock.mjs';
 import { html } from '../html.mjs';
 import { bytes, count, duration, time } from '../format.mjs';
 import { part } from '../live.mjs';
-import { GRAPH, LATEST, SHOWN, TRACE, documents } from '../jobs/queries.mjs';
+import { LATEST, SHOWN, TRACE, documents } from '../jobs/queries.mjs';
 import { causeOf } from '../jobs/trace.mjs';
-import { graphOf } from '../jobs/graph.mjs';
 import { encrypted, errorOf, tree } from './document.mjs';
 import { graphPicture } from './graph.mjs';
 import { button, jobLink, key, number, progress, moment as shownTime, queueLink, status, table, when, whySentence } from './layout.mjs';
@@ -83,12 +82,12 @@ function shownDocument(id, name, shown) {
 ${tree(name, name, shown[name], whole)}<p class="last"><a class="button" href="/job/${id}/${name}" download>Download ${name}</a> <span class="quiet">${bytes(all)}</span></p></section>`;
 }
 
+/** flow: {jobs, more (whether there are more), picture (from flows/drawn.mjs)}, or null. */
 function flowOf(job, flow) {
-  if (flow.length < 2) return null;
-  // The graph always includes this job.
-  const graph = graphOf(flow.filter(({ id }, i) => i < GRAPH || id === job.id), job.id);
-  return html`<section class="card"><h2>flow</h2><p>${flow.length > GRAPH ? html`More than ${count(GRAPH)}` : count(flow.length)} jobs${graph.folded && ', by kind and status'}. <a class="button" href="/flow/${job.id}">View progress</a></p>
-${graphPicture(graph, job.id)}</section>`;
+  if (flow === null) return null;
+  const by = { step: ', by step (queue and kind)', queue: ', by queue' }[flow.picture.graph.by];
+  return html`<section class="card"><h2>flow</h2><p>${flow.more && 'More than '}${count(flow.jobs)} jobs${by}. <a class="button" href="/flow/${job.id}">View progress</a></p>
+<div class="scroll graph" role="region" aria-label="The flow of job ${job.id}" tabindex="0">${graphPicture(flow.picture, job.id)}</div></section>`;
 }
 
 /** The actions that are possible on a job now. */

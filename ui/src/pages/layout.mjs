@@ -4,7 +4,7 @@ import { now } from '../clock.mjs';
 import { distance, duration, percent, time } from '../format.mjs';
 import { have, part } from '../live.mjs';
 
-const links = [['/', 'Overview'], ['/errors', 'Errors'], ['/running', 'Running'], ['/workers', 'Workers'], ['/schedules', 'Schedules'],
+const links = [['/', 'Overview'], ['/errors', 'Errors'], ['/running', 'Running'], ['/flows', 'Flows'], ['/workers', 'Workers'], ['/schedules', 'Schedules'],
   ['/audit', 'Audit'], ['/check', 'Check'], ['/keys', 'Keys']];
 
 /** The content of a page between its header and its footer.  A live page refreshes this. */
