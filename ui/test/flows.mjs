@@ -68,6 +68,7 @@ const page = await open({ viewport: { width: 1000, height: 800 } });
 await page.goto(`${base}/flow/${order}`);
 const frame = page.locator('.canvas .graph');
 const width = () => frame.locator('svg').evaluate((svg) => svg.getBoundingClientRect().width);
+await page.getByRole('button', { name: 'Fit' }).click();
 const fit = await width();
 ok(fit <= await frame.evaluate((element) => element.clientWidth) && await page.locator('.zoom').isVisible(), 'it fits into its frame', `${fit}`);
 await page.getByRole('button', { name: 'Zoom in' }).click();
@@ -93,6 +94,17 @@ await page.keyboard.press('0');
 ok(Math.abs(await width() - fit) < 3, 'and a key fits it again', `${await width()}`);
 await page.evaluate(() => document.activeElement.blur());
 await picture(page, 'ui-graph');
+
+// The life of a job, as a picture: it waited for 38 s and ran for 12 s.
+await run("UPDATE idemq.jobs SET enqueued_at = claimed_at - interval '38 s' WHERE id = $1", [charge]);
+await run('UPDATE idemq.attempts a SET claimed_at = j.claimed_at, ended_at = j.finished_at FROM idemq.jobs j WHERE j.id = $1 AND a.job_id = j.id', [charge]);
+const life = await open({ javaScriptEnabled: false });
+await life.goto(`${base}/job/${charge}`);
+const widthOf = async (selector) => (await life.locator(`.life ${selector}`).boundingBox()).width;
+const share = await widthOf('.attempt > rect') / await widthOf('> svg');
+ok(Math.abs(share - 0.24) < 0.01 && await life.locator('.life .end.dead').count() === 1 && await life.locator('.life .wait').count() === 1, 'the attempt and the wait of a job are to scale, and its death has a mark', `${share}`);
+ok(await life.locator('.life figcaption').innerText() === 'Waited 38 s, ran 12 s in 1 attempt.' && await life.locator('.life table tbody tr').count() === 2, 'in words, and as a table', await life.locator('.life').innerText());
+await life.context().close();
 
 // Retry from the failed step: who may, what the question says, what has happened.
 const reader = await open();

@@ -4,15 +4,15 @@ import { html } from '../html.mjs';
 import { bytes, count, duration, time } from '../format.mjs';
 import { part } from '../live.mjs';
 import { LATEST, SHOWN, TRACE, documents } from '../jobs/queries.mjs';
+import { lineOf } from '../jobs/line.mjs';
 import { causeOf } from '../jobs/trace.mjs';
 import { encrypted, errorOf, tree } from './document.mjs';
 import { graphPicture } from './graph.mjs';
+import { lineFigure, outcomes } from './line.mjs';
 import { button, jobLink, key, number, progress, moment as shownTime, queueLink, status, table, when, whySentence } from './layout.mjs';
 
 const at = (value) => (value ? Date.parse(value.replace(' ', 'T').replace(/\+00$/, 'Z')) : Number.POSITIVE_INFINITY);
 const took = (from, to) => (from && to ? duration((at(to) - at(from)) / 1000) : null);
-
-const outcomes = { failed: ['retrying', 'failed'], expired: ['dead', 'lease expired'], released: ['pending', 'released'], cancelled: ['cancelled', 'cancelled'], committed: ['completed', 'committed'] };
 
 /** One entry of the timeline: the time, the state that its mark shows, a title, and details. */
 const moment = (value, mark, what, more = null) => ({ value, mark, what, more });
@@ -107,10 +107,12 @@ export function jobPage({ job, shown, attempts, group, steps, flow }, context) {
   const fact = (name, value) => value !== null && value !== undefined && html`<div><dt>${name}</dt><dd class="whole">${value}</dd></div>`;
   const moments = history({ job, attempts, steps, documents: shown });
   const error = job.last_error !== null && !attempts.some((a) => ['failed', 'expired'].includes(a.outcome) && (a.error ?? a.trace));
+  const line = lineOf(job, attempts, now() / 1000, attempts.length < LATEST);
   return html`${part('why', html`<div class="${job.status}">${whySentence(job.why)}</div>`)}
 <div class="actions">${actionsOf(job, context)}</div>
 <dl class="facts">${fact('queue', job.queue ? queueLink(job.queue) : job.queue_id)}${fact('status', status(job.status))}${fact('kind', job.kind)}${fact('key', job.key)}${fact('group', job.group_key)}
 ${fact('attempt', html`${job.attempt} of ${job.max_attempts}`)}${fact('priority', job.priority)}${fact('progress', progress(job.progress))}${job.token !== '0' && fact('token', job.token)}</dl>
+${line && part('line', lineFigure(line))}
 <div class="job"><div>
 <section><h2 class="unseen">History</h2>${attempts.length >= LATEST && html`<p class="quiet">Only the latest ${LATEST} attempts are shown.</p>`}
 <ol class="times">${moments.map((m) => html`<li class="${m.mark}"><div class="what">${m.what}</div><div class="then">${shownTime(m.value)}, ${when(m.value)}</div>${m.more}</li>`)}</ol></section>
