@@ -40,7 +40,8 @@ export function flowRoutes(app, { database, writes, contextOf, send, messageOf }
     }
     const context = { ...await contextOf(request, null), every: Number(flow.jobs) > MANY ? SELDOM : EVERY, may };
     const view = request.query.view === 'time' ? 'time' : 'graph';
-    return send(reply, `Flow of job ${id}`, flowPage(id, flow, { members, picture: read ? drawn(members) : null, lost, view }, context), context);
+    const [root] = await query(queries.flowRoot, [flow.roots?.length > 0 ? flow.roots : [id]]);
+    return send(reply, `Flow ${root?.key ?? root?.kind ?? `of job ${id}`}`, flowPage(id, flow, { members, picture: read ? drawn(members) : null, lost, view }, context), context);
   });
 
   app.get('/flows', async (request, reply) => {

@@ -190,7 +190,7 @@ export function jobRoutes(app, { database, writes, security, contextOf, send, fo
       shown = {};
       for (const name of queries.documents) Object.assign(shown, await inTime(queries.begun(name)) ?? { [name]: null, [`${name}_bytes`]: (await database.one(queries.stored(name), [id])).bytes });
     }
-    return send(reply, `Job ${id}`, jobPage({
+    return send(reply, [job.kind, job.key].filter(Boolean).join(' ') || `Job ${id}`, jobPage({
       job,
       shown,
       attempts: await query(queries.attempts, [id]),

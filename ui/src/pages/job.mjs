@@ -108,9 +108,9 @@ export function jobPage({ job, shown, attempts, group, steps, flow }, context) {
   const moments = history({ job, attempts, steps, documents: shown });
   const error = job.last_error !== null && !attempts.some((a) => ['failed', 'expired'].includes(a.outcome) && (a.error ?? a.trace));
   const line = lineOf(job, attempts, now() / 1000, attempts.length < LATEST);
-  return html`${part('why', html`<div class="${job.status}">${whySentence(job.why)}</div>`)}
+  return html`${part('why', html`<div class="${job.status}">${whySentence(job.why, job.status)}</div>`)}
 <div class="actions">${actionsOf(job, context)}</div>
-<dl class="facts">${fact('queue', job.queue ? queueLink(job.queue) : job.queue_id)}${fact('status', status(job.status))}${fact('kind', job.kind)}${fact('key', job.key)}${fact('group', job.group_key)}
+<dl class="facts">${fact('job', html`<span class="number">${job.id}</span>`)}${fact('queue', job.queue ? queueLink(job.queue) : job.queue_id)}${fact('status', status(job.status))}${fact('kind', job.kind)}${fact('key', job.key)}${fact('group', job.group_key)}
 ${fact('attempt', html`${job.attempt} of ${job.max_attempts}`)}${fact('priority', job.priority)}${fact('progress', progress(job.progress))}${job.token !== '0' && fact('token', job.token)}</dl>
 ${line && part('line', lineFigure(line))}
 <div class="job"><div>
