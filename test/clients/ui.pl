@@ -1,7 +1,7 @@
-# The parts of the web page (ui/) that need neither npm nor a browser: how it reads the history (ui/test/history.mjs), what pages say (ui/test/pages.mjs), schedules in words (ui/test/cron.mjs),
+# The parts of the web page (ui/) that need neither npm nor a browser: how it reads the history (ui/test/history.mjs), what pages say (ui/test/pages.mjs), schedules in words (ui/test/cron.mjs), what pages say of flows (ui/test/flow.mjs), the life of a job (ui/test/line.mjs),
 # whether the server accepts each of its statements (ui/test/statements.mjs), that it shows nothing of encrypted documents (ui/test/encrypted.mjs), and whether settings of the role change what it reads
 # (ui/test/settings.mjs).  ui_slow.pl tests the page itself.
-# at least 158 assertions
+# at least 204 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -23,11 +23,15 @@ symlink $ENV{IDEMQ_NODE_MODULES}, "$ui/node_modules" or die "symlink: $!";
 my $node = new_server('ui');
 my (undef, $trouble) = reports('history.mjs', 17, [ 'node', '--max-old-space-size=160', "$ui/test/history.mjs" ]);
 is($trouble, '', 'history.mjs: and nothing else');
-(undef, $trouble) = reports('pages.mjs', 24, [ 'node', "$ui/test/pages.mjs" ]);
+(undef, $trouble) = reports('pages.mjs', 22, [ 'node', "$ui/test/pages.mjs" ]);
 is($trouble, '', 'pages.mjs: and nothing else');
+(undef, $trouble) = reports('flow.mjs', 26, [ 'node', "$ui/test/flow.mjs" ]);
+is($trouble, '', 'flow.mjs: and nothing else');
+(undef, $trouble) = reports('line.mjs', 14, [ 'node', "$ui/test/line.mjs" ]);
+is($trouble, '', 'line.mjs: and nothing else');
 
 local @ENV{qw(PGHOST PGPORT PGUSER PGDATABASE)} = ($node->host, $node->port, 'postgres', 'postgres');
-reports('statements.mjs', 43, [ 'node', "$ui/test/statements.mjs" ]);
+reports('statements.mjs', 47, [ 'node', "$ui/test/statements.mjs" ]);
 reports('cron.mjs', 62, [ 'node', "$ui/test/cron.mjs" ]);
 reports('encrypted.mjs', 5, [ 'node', "$ui/test/encrypted.mjs" ]);
 
@@ -60,7 +64,7 @@ sql($node, qq[CALL idemq.begin_step($id, $token, 'call', '{"n": 1.00001}', '1 mi
 sql($node, qq[SELECT idemq.finish_step($id, $token, 'call', '{"ok": 0.1}'), idemq.commit($id, $token, '{"é": 1}')]);
 ($id, $token) = split /\|/, sql($node, q[SELECT id, token FROM idemq.claim('strange')]);
 sql($node, qq[SELECT idemq.fail($id, $token, 'Fehler: für \\ 1', details => '{"a": 1.5}'), idemq.enqueue('strange', '3')]);
-sql($node, q[SELECT * FROM idemq.claim('strange', worker => 'runs')]);
+sql($node, q[SELECT * FROM idemq.claim('strange', worker => 'runs', lease => '1 h')]);
 sql($node, q[CALL idemq.tick()]);
 sql($node, q[SELECT idemq.schedule('yearly', '0 3 1 2 *', 'strange', '4', time_zone => 'Asia/Kathmandu')]);
 reports('settings.mjs', @settings + 8, [ 'node', "$ui/test/settings.mjs", map { $_->[0] } @settings ]);

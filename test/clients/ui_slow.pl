@@ -1,6 +1,6 @@
 # The web page of ui/, in a headless browser: the story of doc/tutorials/night-on-call.md
 # end to end, what other pages and other roles may not do, and who can read it.  ui.pl tests the parts that need no browser.  The
-# browser's part is ui/test/story.mjs, screens.mjs for charts, workers, flows and the proxy, incident.mjs for the time span and the page of an error, limits.mjs and schedules.mjs for settings, jobs.mjs for lists and jobs.  UI_PICTURES=dir
+# browser's part is ui/test/story.mjs, screens.mjs for charts, workers and the proxy, flows.mjs for flows, incident.mjs for the time span and the page of an error, limits.mjs and schedules.mjs for settings, jobs.mjs for lists and jobs.  UI_PICTURES=dir
 # keeps the pictures that README and doc/operations show.
 # slow: needs npm and Chromium, which takes minutes
 # takes long
@@ -127,6 +127,7 @@ isnt(system("node $ui/bin/idemq-ui.mjs --port=0 --listen=0.0.0.0 >$tmp/refused 2
 like(slurp_file("$tmp/refused"), qr/--listen=0\.0\.0\.0 requires --proxy/, 'and says so');
 foreach (['story.mjs', 68, @addresses, $pictures], ['jobs.mjs', 153, @addresses[ 0, 1 ], page('looker', '--actions'), page('clerk', '--actions'), $proxied, $pictures],
 	['screens.mjs', 77, @addresses, $proxied, $pictures, $flow], ['incident.mjs', 61, @addresses],
+	['flows.mjs', 49, @addresses[ 0, 1 ], page('looker', '--actions'), $pictures],
 	['limits.mjs', 42, @settings], ['schedules.mjs', 33, @settings])
 {
 	my ($part, $least, @arguments) = @$_;

@@ -89,10 +89,11 @@ my $views = q{SELECT relname FROM pg_class WHERE relkind = 'v' AND relnamespace 
 # Those of the web page, without the charts, which read one view, and with these values in place of parameters.
 sub of_page
 {
-	my %constants = (PAGE => 50, FLOW => 10000, FAILED => 5000);
+	my %constants = (PAGE => 50, FLOW => 10000, EDGES => 5000, FAILED => 5000);
 	my %values = (flow => $join, flowJobs => $join, flowOthers => $join, errors => 'NULL', queue => "'dead'", audit => 'NULL', holds => "'several'",
 		jobByKey => "'key 1'", queuesNamed => "'queue1'", keysFrom => "'key'", kindsNamed => "'k'", errorsOfQueue => "'dead'", healedOfQueue => "idemq.queue_id('dead')",
 		workersOfQueue => "'dead'", servedBy => "idemq.queue_id('dead')",
+		newestEdges => $join, flowBrief => $join, flowRoot => "ARRAY[$join]", queuesRefused => "'{dead,join}'",
 		# By parameter: a queue, and a fingerprint or two times.
 		failedJobs => "idemq.queue_id('dead')", firstRetried => 'NULL',
 		cause => ["'dead'", "'0'"], deadOfCause => ["'dead'", "'0'"], errorsWithin => ['NULL', "now() - interval '1 h'", 'now()'],
@@ -104,7 +105,7 @@ sub of_page
 	while ($source =~ /^export const (\w+) = `(.*?)`;$/msg)
 	{
 		my ($name, $sql) = ($1, $2);
-		$sql =~ s/\$\{(PAGE|FLOW|FAILED)\}/$constants{$1}/g;
+		$sql =~ s/\$\{(PAGE|FLOW|EDGES|FAILED)\}/$constants{$1}/g;
 		next if $name =~ /^history/ || $sql =~ /\$\{/;
 		$sql =~ s/\$(\d+)/ref $values{$name} ? $values{$name}[ $1 - 1 ] : $values{$name}/ge;
 		$found{"page: $name"} = $sql;

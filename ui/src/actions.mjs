@@ -3,6 +3,7 @@
 // idemq.audit, with session_user, in the same transaction.
 import { html } from './html.mjs';
 import { count, time } from './format.mjs';
+import { flowActions } from './flows/actions.mjs';
 import { insist } from './jobs/doing.mjs';
 import { retryFirst } from './causes.mjs';
 import { flowOthers } from './queries.mjs';
@@ -145,6 +146,7 @@ export const actions = {
     },
     back: (input) => `/flow/${input.id}`,
   },
+  ...flowActions,
   run_schedule: scheduleAction('Run now', 'run', (schedule) => html`enqueues one extra job to <b>${schedule.queue}</b> immediately. Its next tick does not change.`,
     'SELECT idemq.run_schedule_now($1) AS answer', (job) => `Job ${job} was enqueued.`),
   pause_schedule: scheduleAction('Pause', 'paused', (schedule) => html`will not enqueue jobs to <b>${schedule.queue}</b> until you resume it. Jobs that it has enqueued do not change.`,

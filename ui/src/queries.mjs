@@ -216,16 +216,18 @@ export const unattended = `
 
 /** Maximum number of jobs of a flow that the page reads. */
 const FLOW = 10000;
+/** Number of dependencies that are read at a time for the list of flows. */
+export const EDGES = 5000;
 export const flow = `
   SELECT f.jobs, f.waiting, f.blocked, f.running, f.retrying, f.completed, f.dead, f.cancelled, f.done, f.progress, f.begun_at, f.ended_at,
     extract(epoch FROM f.eta)::float8 AS eta, f.held_up_by, f.held_up_why, f.slowest, f.slowest_kind,
     extract(epoch FROM f.slowest_for)::float8 AS slowest_for, f.failed_ids, f.roots, f.cut
   FROM idemq.flow($1) f`;
-/** The jobs of a flow, grouped by distance from the root job, queue, kind and status. */
+/** The jobs of a flow.  Times are in seconds; a running job's run time is up to now. */
 export const flowJobs = `
-  SELECT f.depth, f.queue, f.kind, f.status, count(*) AS jobs, min(f.id) AS example, min(f.begun_at) AS begun_at, max(f.ended_at) AS ended_at,
-    max(extract(epoch FROM CASE f.status WHEN 'running' THEN idemq.clock_timestamp() ELSE f.ended_at END - f.begun_at))::float8 AS longest, min(left(f.last_error, 300)) AS last_error
-  FROM idemq.flow_jobs($1, ${FLOW}) f GROUP BY f.depth, f.queue, f.kind, f.status ORDER BY f.depth, f.queue, f.kind, f.status LIMIT 200`;
+  SELECT f.id, f.queue, f.kind, f.status, f.parents::text[] AS parents, f.depth, extract(epoch FROM f.begun_at)::float8 AS begun,
+    extract(epoch FROM CASE f.status WHEN 'running' THEN idemq.clock_timestamp() ELSE f.ended_at END)::float8 AS ended, left(f.last_error, 300) AS last_error
+  FROM idemq.flow_jobs($1, ${FLOW}) f`;
 
 /** A queue that contains unfinished jobs of a flow, and in which the role may not cancel jobs. */
 export const flowOthers = `
@@ -233,6 +235,23 @@ export const flowOthers = `
     WHERE f.status NOT IN ('completed', 'dead', 'cancelled')) f
   JOIN idemq.queues q ON q.name = f.queue LEFT JOIN idemq.queue_privileges p ON p.queue_id = q.queue_id
   WHERE ('enqueue' = ANY (p.privileges)) IS NOT TRUE ORDER BY q.name LIMIT 1`;
+
+/** The newest dependencies before a child, from which the list of flows is made. */
+export const newestEdges = `
+  SELECT d.child, d.parent FROM idemq.dependencies d WHERE d.child < coalesce($1::bigint, 9223372036854775807) ORDER BY d.child DESC, d.parent DESC LIMIT ${EDGES}`;
+/** The progress of a flow in the list, and its newest job. */
+export const flowBrief = `
+  SELECT f.jobs, f.waiting, f.blocked, f.running, f.retrying, f.completed, f.dead, f.cancelled, f.done, f.begun_at, f.ended_at,
+    extract(epoch FROM f.eta)::float8 AS eta, f.roots, f.cut, (SELECT max(i) FROM idemq.flow_ids($1, ${FLOW}) i) AS newest
+  FROM idemq.flow($1, ${FLOW}) f`;
+/** The first root job of a flow, by which the list names it. */
+export const flowRoot = `
+  SELECT j.id, q.name AS queue, j.kind, j.key, j.enqueued_at FROM idemq.jobs j LEFT JOIN idemq.queues q ON q.queue_id = j.queue_id WHERE j.id = ANY ($1::bigint[]) ORDER BY j.id LIMIT 1`;
+
+/** Those of these queues in which the role may not retry jobs. */
+export const queuesRefused = `
+  SELECT q.queue_id, q.name FROM idemq.queues q LEFT JOIN idemq.queue_privileges p ON p.queue_id = q.queue_id
+  WHERE q.name = ANY ($1::text[]) AND ('enqueue' = ANY (p.privileges)) IS NOT TRUE ORDER BY q.name LIMIT 1`;
 
 export const audit = `
   SELECT a.id, a.at, a.session_role, a.role, a.actor, a.action, a.queue, a.job_id, a.jobs, left(a.details::text, 500) AS details

@@ -10,6 +10,7 @@ import { allCauses, causeRoutes } from './causes.mjs';
 import { setAhead } from './clock.mjs';
 import { href, html } from './html.mjs';
 import { count } from './format.mjs';
+import { flowRoutes } from './flows/routes.mjs';
 import { jobRoutes } from './jobs/routes.mjs';
 import * as queries from './queries.mjs';
 import { History, spans } from './history.mjs';
@@ -21,7 +22,6 @@ import { HAVE, changes } from './live.mjs';
 import { content, layout, plainWhy } from './pages/layout.mjs';
 import { overviewPage } from './pages/overview.mjs';
 import { auditPage, checkPage, errorsPage, foundPage, keysPage, runningPage, schedulesPage } from './pages/lists.mjs';
-import { flowPage } from './pages/flow.mjs';
 import { workersPage } from './pages/workers.mjs';
 
 const wrong = (statusCode, message) => Object.assign(new Error(message), { statusCode });
@@ -187,6 +187,7 @@ export async function makeServer({ database, writes = false, settings = false, l
   scheduleRoutes(app, { database, allowed: settings, security, contextOf, send, back });
   settingsRoutes(app, { database, allowed: settings, security, contextOf, send, back, forget });
   jobRoutes(app, { database, writes, security, contextOf, send, forget, chartsOf });
+  flowRoutes(app, { database, writes, contextOf, send, messageOf: (error) => explain(error).message });
   app.get('/errors', async (request, reply) => {
     const context = { ...await contextOf(request, '/errors'), every: SELDOM, spanned: true };
     const queue = text(request.query.queue);
@@ -195,18 +196,6 @@ export async function makeServer({ database, writes = false, settings = false, l
   app.get('/running', async (request, reply) => send(reply, 'Running', runningPage(await database.query(queries.runningJobs)), { ...await contextOf(request, '/running'), every: EVERY }));
   app.get('/workers', async (request, reply) => send(reply, 'Workers', workersPage(await database.query(queries.workers),
     await database.query(queries.handlers), await database.query(queries.unattended)), { ...await contextOf(request, '/workers'), every: EVERY }));
-  app.get('/flow/:id', async (request, reply) => {
-    const context = { ...await contextOf(request, null), every: SELDOM };
-    const id = idOf(request.params.id);
-    const [flow] = await database.query(queries.flow, [id]);
-    if (!flow) throw wrong(404, `No job with the number ${id} is visible to you. The job never existed, it was deleted after its retention period, or you have no privilege on its queue.`);
-    // Start at the root job, so that only the end of a large flow is omitted.
-    const groups = await database.query(queries.flowJobs, [flow.roots?.[0] ?? id]).catch((error) => explain(error).message);
-    // If a flow is too large for this query to finish in time, it can be cancelled only through SQL.
-    const others = writes && Number(flow.jobs) > Number(flow.done) && await database.query(queries.flowOthers, [id]).catch(() => null);
-    const mayCancel = others && others.length === 0;
-    return send(reply, `Flow of job ${id}`, flowPage(id, flow, groups, { ...context, writes: mayCancel }), context);
-  });
   app.get('/keys', async (request, reply) => send(reply, 'Keys', keysPage(), await contextOf(request, '/keys')));
   app.get('/schedules', async (request, reply) => {
     const context = { ...await contextOf(request, '/schedules'), every: SELDOM };
@@ -230,11 +219,11 @@ export async function makeServer({ database, writes = false, settings = false, l
   };
   app.get('/confirm', async (request, reply) => {
     const { action, input } = actionOf(request.query);
-    const { jobs, text: said } = await action.preview((...statement) => database.query(...statement), input);
-    return send(reply, `${action.title}?`, html`<p class="why">${said}</p>
+    const seen = await action.preview((...statement) => database.query(...statement), input);
+    return send(reply, `${action.title}?`, html`<p class="why">${seen.text}</p>
 <form method="post" action="/do"><input type="hidden" name="csrf" value="${security.token(request.session)}"><input type="hidden" name="action" value="${request.query.action}">
 ${Object.entries(input).map(([name, value]) => html`<input type="hidden" name="${name}" value="${value}">`)}
-<button class="do${action.undo === false ? ' final' : ''}">${action.button?.(jobs, input) ?? action.title}</button> <a class="button" href="${action.back(input)}">Keep as is</a></form>`, await contextOf(request, null));
+<button class="do${action.undo === false ? ' final' : ''}">${action.button?.(seen.jobs, input, seen) ?? action.title}</button> <a class="button" href="${action.back(input)}">Keep as is</a></form>`, await contextOf(request, null));
   });
   app.post('/do', async (request, reply) => {
     const { action, input } = actionOf(request.body);

@@ -28,7 +28,7 @@ await query("SELECT idemq.finish_step($1, $2, 'charge', $3)", [ids[0], token, st
 
 const page = async (id) => {
   const [[job], [shown], steps] = [await query(queries.job, [id]), await query(queries.shown, [id]), await query(queries.steps, [id])];
-  return String(jobPage({ job, shown, attempts: [], group: null, steps, flow: [] }, { may: {}, writes: false }));
+  return String(jobPage({ job, shown, attempts: [], group: null, steps, flow: null }, { may: {}, writes: false }));
 };
 const times = (text, part) => text.split(part).length - 1;
 const first = await page(ids[0]);

@@ -1,4 +1,4 @@
-// What pages say, of rows that are given: axes of charts, figures that are not known any longer, many queues, a flow that has lost jobs, and
+// What pages say, of rows that are given: axes of charts, figures that are not known any longer, many queues, and
 // what a page that is already shown is refreshed with.
 import { axisCount, axisDuration } from '../src/format.mjs';
 import { changes, have, part } from '../src/live.mjs';
@@ -6,7 +6,6 @@ import { html } from '../src/html.mjs';
 import { carry, timesOf, withSpan } from '../src/span.mjs';
 import { trendOf } from '../src/pages/cause.mjs';
 import { charts } from '../src/pages/charts.mjs';
-import { flowPage } from '../src/pages/flow.mjs';
 import { plainWhy, whySentence } from '../src/pages/layout.mjs';
 import { overviewPage } from '../src/pages/overview.mjs';
 
@@ -64,12 +63,6 @@ const filtered = overview(tenants, { filter: 'TENANT-' });
 tell(filtered.match(/<tr data-part/g).length === 50 && filtered.indexOf('tenant-dead') < filtered.indexOf('tenant-0') && /1 to 50 of 1,001/.test(filtered), 'a filter shows 50, the worst first', filtered.length);
 tell(/951 to 1,000 of 1,001/.test(overview(tenants, { filter: 'tenant', page: 20 })) && /1,001 to 1,001 of 1,001/.test(overview(tenants, { filter: 'tenant', page: 21 })), 'and the others on further pages');
 tell(/No queue that is visible to you has &quot;none&quot; in its name/.test(overview(tenants, { filter: 'none' })), 'no match is said');
-
-// A flow that has lost jobs has not succeeded.
-const flow = (more) => text(flowPage('7', { jobs: '9', waiting: '0', blocked: '0', running: '0', retrying: '0', completed: '3', dead: '1', cancelled: '5', done: '9', progress: 100, begun_at: null, ended_at: null, eta: null,
-  held_up_by: null, failed_ids: ['5'], roots: ['1'], slowest: null, cut: false, ...more }, [], { writes: false }));
-tell(/Failed : 1 job died, 5 jobs cancelled\. 3 of 9 jobs completed/.test(flow({})), 'a flow that lost a job has failed', flow({}));
-tell(/Completed \. 9 of 9 jobs completed/.test(flow({ completed: '9', dead: '0', cancelled: '0', failed_ids: [] })), 'one that lost none has completed', flow({ completed: '9', dead: '0', cancelled: '0', failed_ids: [] }));
 
 // Why a job is where it is.
 const why = 'dead since 2026-11-29 08:39:02.51249+00, after attempt 2 of 3: see idemq.attempts where job_id = 1000000000001; call idemq.retry(1000000000001) to make it ready again';

@@ -91,11 +91,13 @@ ok((await said(page)).includes('<b>bold</b>'), 'what runs, by whom', await said(
 // How far an import is, in one look; and its end.
 await page.goto(`${base}/flow/${flow}`);
 const import_ = await said(page);
-ok(/Failed: 10 jobs died, 1 job cancelled\. 801 of 2,001\s+jobs completed, 40 % finished/.test(import_), 'how far a flow is', import_);
+ok(/Failed: row died \(10 jobs\), 1 job cancelled\. 801 of 2,001\s+jobs completed \(40 %\), 1 running, 1,187 waiting, 1 blocked/.test(import_), 'how far a flow is', import_);
 ok(/Blocked by job/.test(import_) && /slowest/.test(import_) && /row 7: no price/.test(import_), 'what holds it up, its slowest, its failed', import_);
-ok(await page.locator('table.rows tbody tr').count() <= 8, 'its jobs are folded by kind and status');
+ok(await page.locator('.graph a.node').count() === 3 && await page.locator('table.rows tbody tr').count() <= 8, 'its jobs are folded, by step in the graph, and by status in the table');
 ok(import_.includes('<script>alert(2)</script>'), 'a kind that is markup is text', import_);
+await follow(page.getByRole('link', { name: 'Timeline' }));
 await picture(page, 'ui-flow');
+await page.goto(`${base}/flow/${flow}`);
 const seen = await open();
 await seen.goto(`${readOnly}/flow/${flow}`);
 ok(await seen.getByRole('button', { name: 'Cancel flow' }).count() === 0, 'a read-only page does not cancel it');
@@ -107,7 +109,7 @@ await follow(page.getByRole('button', { name: 'Cancel flow' }));
 ok(/1,189 unfinished jobs/.test(await said(page)), 'the question says how many', await said(page));
 await picture(page, 'ui-cancel-flow');
 await follow(page.locator('dialog button.do'));
-ok(/1,189 jobs were cancelled/.test(await said(page)) && /Failed: 10 jobs died, 1,190 jobs cancelled/.test(await said(page)), 'all of it is cancelled', await said(page));
+ok(/1,189 jobs were cancelled/.test(await said(page)) && /Failed: row died \(10 jobs\), 1,190 jobs cancelled/.test(await said(page)), 'all of it is cancelled', await said(page));
 
 // By keyboard, on every page.
 await page.goto(`${base}/errors`);

@@ -5,7 +5,7 @@ import * as jobQueries from '../src/jobs/queries.mjs';
 import * as queries from '../src/queries.mjs';
 
 // Of these the value depends on the moment, or on the role.
-const moving = new Set(['role', 'expires_in', 'oldest_ready', 'unattended_for', 'longest', 'may_administer', 'pid', 'until', 'point', 'stuck_for', 'slowest_for', 'eta']);
+const moving = new Set(['role', 'expires_in', 'oldest_ready', 'unattended_for', 'longest', 'may_administer', 'pid', 'until', 'point', 'stuck_for', 'slowest_for', 'eta', 'ended']);
 // Versions of pg differ in whether an interval has the fields that are 0.
 const parts = (value) => (value?.toPostgres ? Object.fromEntries(Object.entries(value).filter(([, part]) => part !== 0)) : value);
 // The server derives the end of a lease from a clock that has no date, so two answers may differ by a microsecond.
@@ -24,6 +24,7 @@ async function read(database) {
   for (const id of jobs) {
     for (const name of ['job', 'shown', 'attempts', 'steps']) await ask(`${name} ${id}`, jobQueries[name], [id]);
     await ask(`flow ${id}`, queries.flow, [id]);
+    await ask(`flowBrief ${id}`, queries.flowBrief, [id]);
     await ask(`flowJobs ${id}`, queries.flowJobs, [id]);
     await ask(`graph ${id}`, jobQueries.flow, [id]);
   }

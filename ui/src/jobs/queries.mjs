@@ -63,4 +63,5 @@ export const steps = `
   FROM (SELECT x.* FROM idemq.steps x WHERE x.job_id = $1 ORDER BY x.begun_at DESC NULLS LAST LIMIT ${LATEST}) s ORDER BY coalesce(s.begun_at, s.answered_at), s.name`;
 
 /** The jobs of a job's flow.  A job without parents and children is the only one. */
-export const flow = `SELECT f.id, f.queue, f.kind, f.status, f.parents::text[] AS parents, f.depth FROM idemq.flow_jobs($1, ${GRAPH + 1}) f`;
+export const flow = `SELECT f.id, f.queue, f.kind, f.status, f.parents::text[] AS parents, f.depth,
+  extract(epoch FROM f.begun_at)::float8 AS begun, extract(epoch FROM CASE f.status WHEN 'running' THEN idemq.clock_timestamp() ELSE f.ended_at END)::float8 AS ended FROM idemq.flow_jobs($1, ${GRAPH + 1}) f`;

@@ -4,12 +4,16 @@ import { readFileSync } from 'node:fs';
 import { errorsOfQueue, healedOfQueue, holds, queue as queueByName, servedBy, workersOfQueue } from '../queries.mjs';
 import { causesWithin } from '../causes.mjs';
 import { timesOf } from '../span.mjs';
+import { drawn } from '../flows/drawn.mjs';
 import { doingPage, enqueuePage, listOf, said, surePage } from '../pages/chosen.mjs';
 import { jobPage } from '../pages/job.mjs';
 import { queuePage } from '../pages/queue.mjs';
 import { Doings, filterOf, insist, preview, rights, runNow, wanted } from './doing.mjs';
 import * as queries from './queries.mjs';
 import { counts, cursorOf, everything, filters, rowsOf, tabs, walk } from './walk.mjs';
+
+/** Maximum number of boxes in the graph on a job's page. */
+const BOXES = 30;
 
 const wrong = (statusCode, message) => Object.assign(new Error(message), { statusCode });
 const text = (value) => (typeof value === 'string' && value !== '' ? value : null);
@@ -24,6 +28,14 @@ const givenOf = (given) => Object.fromEntries(filters.map((name) => [name, text(
 function firstTab(numbers) {
   const has = (name) => (numbers?.counts[name] ?? 0) > 0;
   return ['dead', 'retrying', 'running', 'waiting', 'blocked', 'scheduled', 'completed', 'cancelled'].find(has) ?? 'waiting';
+}
+
+/** A job's flow, as the job's page shows it; null for a job without parents and children. */
+function flowOf(rows, own) {
+  if (rows.length < 2) return null;
+  // The graph always includes this job.
+  const members = rows.filter(({ id }, i) => i < queries.GRAPH || id === own);
+  return { jobs: members.length, more: rows.length > queries.GRAPH, picture: drawn(members, { own, direction: 'TB', most: BOXES }) };
 }
 
 /** Adds these routes to the page's server. */
@@ -181,13 +193,13 @@ export function jobRoutes(app, { database, writes, security, contextOf, send, fo
       shown = {};
       for (const name of queries.documents) Object.assign(shown, await inTime(queries.begun(name)) ?? { [name]: null, [`${name}_bytes`]: (await database.one(queries.stored(name), [id])).bytes });
     }
-    return send(reply, `Job ${id}`, jobPage({
+    return send(reply, [job.kind, job.key].filter(Boolean).join(' ') || `Job ${id}`, jobPage({
       job,
       shown,
       attempts: await query(queries.attempts, [id]),
       group: job.group_key === null ? null : await query(queries.group, [job.queue_id, job.group_key]),
       steps: await query(queries.steps, [id]),
-      flow: await query(queries.flow, [id]),
+      flow: flowOf(await query(queries.flow, [id]), id),
     }, context), context);
   });
   app.get('/job/:id/:document', async (request, reply) => {

@@ -106,12 +106,14 @@ export function spanTabs(names, name, address) {
   return html`<nav aria-label="Time span"><ul class="tabs scroll">${names.map((other) => html`<li><a data-now href="${address(other)}"${other === name ? html` aria-current="page"` : ''}>${other.replace(/([a-z])/, ' $1')}</a></li>`)}</ul></nav>`;
 }
 
-/** A small chart in a table, with its current value and its maximum. */
+/** A small chart in a table, with its last value, which is marked, and its maximum. */
 export function sparkline(values, latest, format, label) {
   const known = values.filter((value) => value !== null);
   if (known.length < 2) return html`<span class="quiet">–</span>`;
   const [width, height] = [120, 24];
   const most = Math.max(...known);
-  return html`<span class="line"><svg class="spark" role="img" aria-label="${label}: now ${format(values[latest])}, maximum ${format(most)}" viewBox="0 0 ${width} ${height}" width="${width}" height="${height}"><path d="${path(values,
-    (i) => (i * width) / (values.length - 1), (value) => height - 2 - (value / (most || 1)) * (height - 4))}"/></svg> <span class="small quiet">max ${format(most)}</span></span>`;
+  const y = (value) => height - 3 - (value / (most || 1)) * (height - 6);
+  const x = (i) => (i * (width - 6)) / (values.length - 1);
+  const last = values[latest];
+  return html`<span class="line"><svg class="spark" role="img" aria-label="${label}: now ${format(values[latest])}, maximum ${format(most)}" viewBox="0 0 ${width} ${height}" width="${width}" height="${height}"><path d="${path(values, x, y)}"/>${last !== null && last !== undefined && html`<circle cx="${x(latest).toFixed(1)}" cy="${y(last).toFixed(1)}" r="2.5"/>`}</svg> <b>${format(last)}</b> <span class="small quiet">max ${format(most)}</span></span>`;
 }

@@ -3,17 +3,16 @@ import { now } from '../clock.mjs';
 import { html } from '../html.mjs';
 import { bytes, count, duration, time } from '../format.mjs';
 import { part } from '../live.mjs';
-import { GRAPH, LATEST, SHOWN, TRACE, documents } from '../jobs/queries.mjs';
+import { LATEST, SHOWN, TRACE, documents } from '../jobs/queries.mjs';
+import { lineOf } from '../jobs/line.mjs';
 import { causeOf } from '../jobs/trace.mjs';
-import { graphOf } from '../jobs/graph.mjs';
 import { encrypted, errorOf, tree } from './document.mjs';
 import { graphPicture } from './graph.mjs';
+import { lineFigure, outcomes } from './line.mjs';
 import { button, jobLink, key, number, progress, moment as shownTime, queueLink, status, table, when, whySentence } from './layout.mjs';
 
 const at = (value) => (value ? Date.parse(value.replace(' ', 'T').replace(/\+00$/, 'Z')) : Number.POSITIVE_INFINITY);
 const took = (from, to) => (from && to ? duration((at(to) - at(from)) / 1000) : null);
-
-const outcomes = { failed: ['retrying', 'failed'], expired: ['dead', 'lease expired'], released: ['pending', 'released'], cancelled: ['cancelled', 'cancelled'], committed: ['completed', 'committed'] };
 
 /** One entry of the timeline: the time, the state that its mark shows, a title, and details. */
 const moment = (value, mark, what, more = null) => ({ value, mark, what, more });
@@ -83,12 +82,12 @@ function shownDocument(id, name, shown) {
 ${tree(name, name, shown[name], whole)}<p class="last"><a class="button" href="/job/${id}/${name}" download>Download ${name}</a> <span class="quiet">${bytes(all)}</span></p></section>`;
 }
 
+/** flow: {jobs, more (whether there are more), picture (from flows/drawn.mjs)}, or null. */
 function flowOf(job, flow) {
-  if (flow.length < 2) return null;
-  // The graph always includes this job.
-  const graph = graphOf(flow.filter(({ id }, i) => i < GRAPH || id === job.id), job.id);
-  return html`<section class="card"><h2>flow</h2><p>${flow.length > GRAPH ? html`More than ${count(GRAPH)}` : count(flow.length)} jobs${graph.folded && ', by kind and status'}. <a class="button" href="/flow/${job.id}">View progress</a></p>
-${graphPicture(graph, job.id)}</section>`;
+  if (flow === null) return null;
+  const by = { step: ', by step (queue and kind)', queue: ', by queue' }[flow.picture.graph.by];
+  return html`<section class="card"><h2>flow</h2><p>${flow.more && 'More than '}${count(flow.jobs)} jobs${by}. <a class="button" href="/flow/${job.id}">View progress</a></p>
+<div class="scroll graph" role="region" aria-label="The flow of job ${job.id}" tabindex="0">${graphPicture(flow.picture, job.id)}</div></section>`;
 }
 
 /** The actions that are possible on a job now. */
@@ -108,10 +107,12 @@ export function jobPage({ job, shown, attempts, group, steps, flow }, context) {
   const fact = (name, value) => value !== null && value !== undefined && html`<div><dt>${name}</dt><dd class="whole">${value}</dd></div>`;
   const moments = history({ job, attempts, steps, documents: shown });
   const error = job.last_error !== null && !attempts.some((a) => ['failed', 'expired'].includes(a.outcome) && (a.error ?? a.trace));
-  return html`${part('why', html`<div class="${job.status}">${whySentence(job.why)}</div>`)}
+  const line = lineOf(job, attempts, now() / 1000, attempts.length < LATEST);
+  return html`${part('why', html`<div class="${job.status}">${whySentence(job.why, job.status)}</div>`)}
 <div class="actions">${actionsOf(job, context)}</div>
-<dl class="facts">${fact('queue', job.queue ? queueLink(job.queue) : job.queue_id)}${fact('status', status(job.status))}${fact('kind', job.kind)}${fact('key', job.key)}${fact('group', job.group_key)}
+<dl class="facts">${fact('job', html`<span class="number">${job.id}</span>`)}${fact('queue', job.queue ? queueLink(job.queue) : job.queue_id)}${fact('status', status(job.status))}${fact('kind', job.kind)}${fact('key', job.key)}${fact('group', job.group_key)}
 ${fact('attempt', html`${job.attempt} of ${job.max_attempts}`)}${fact('priority', job.priority)}${fact('progress', progress(job.progress))}${job.token !== '0' && fact('token', job.token)}</dl>
+${line && part('line', lineFigure(line))}
 <div class="job"><div>
 <section><h2 class="unseen">History</h2>${attempts.length >= LATEST && html`<p class="quiet">Only the latest ${LATEST} attempts are shown.</p>`}
 <ol class="times">${moments.map((m) => html`<li class="${m.mark}"><div class="what">${m.what}</div><div class="then">${shownTime(m.value)}, ${when(m.value)}</div>${m.more}</li>`)}</ol></section>

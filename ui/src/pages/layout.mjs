@@ -5,7 +5,7 @@ import { distance, duration, percent, time } from '../format.mjs';
 import { have, part } from '../live.mjs';
 import { spanBar } from './span.mjs';
 
-const links = [['/', 'Overview'], ['/errors', 'Errors'], ['/running', 'Running'], ['/workers', 'Workers'], ['/schedules', 'Schedules'],
+const links = [['/', 'Overview'], ['/errors', 'Errors'], ['/running', 'Running'], ['/flows', 'Flows'], ['/workers', 'Workers'], ['/schedules', 'Schedules'],
   ['/audit', 'Audit'], ['/check', 'Check'], ['/keys', 'Keys']];
 
 /** The content of a page between its header and its footer.  A live page refreshes this. */
@@ -49,12 +49,13 @@ ${server && html`<footer>${server.role}@${server.database}${server.standby ? ' (
 const HINT = /[:;] ((?:see|call|start a worker that calls) [^;]*)/g;
 /** A sentence of idemq.why without its hints about SQL and without fractions of seconds. */
 export const plainWhy = (text) => text.replace(HINT, '').replace(/(\d\d:\d\d:\d\d)(?:\.\d+)?\+00/g, '$1 UTC');
-/** A sentence of idemq.why, with times and links.  Its hints about SQL are collapsed. */
-export function whySentence(text) {
+/** A sentence of idemq.why, with times and links.  Its hints about SQL are collapsed.  state: the status with which it begins, which then has its mark. */
+export function whySentence(text, state = null) {
   const hints = [];
   const plain = text.replace(HINT, (_, hint) => { hints.push(hint); return ''; });
-  const pieces = plain.split(/(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?\+00|\bjob \d{6,18}\b)/);
-  return html`<p class="why">${pieces.map((piece) => (/^\d{4}-.*\+00$/.test(piece) ? moment(piece) : /^job \d/.test(piece) ? html`<a href="/job/${piece.slice(4)}">${piece}</a>` : piece))}.</p>
+  const marked = state !== null && plain.startsWith(state);
+  const pieces = (marked ? plain.slice(state.length) : plain).split(/(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?\+00|\bjob \d{6,18}\b)/);
+  return html`<p class="why">${marked && status(state)}${pieces.map((piece) => (/^\d{4}-.*\+00$/.test(piece) ? moment(piece) : /^job \d/.test(piece) ? html`<a href="/job/${piece.slice(4)}">${piece}</a>` : piece))}.</p>
 ${hints.length > 0 && html`<details class="hint"><summary>In SQL</summary><p>${hints.map((hint) => html`<span>${hint}</span><br>`)}</p></details>`}`;
 }
 

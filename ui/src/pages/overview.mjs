@@ -44,11 +44,11 @@ function troublesOf(queues, health) {
   if (health && health.stuck_for !== null) said.push(html`<b>The background worker has been stuck</b> for ${duration(health.stuck_for)}.`);
   for (const queue of queues) {
     if (unattended(queue))
-      said.push(html`${queueLink(queue.queue)} has <b>no workers</b>: ${plural(queue.pending, 'job')} pending, and no worker has polled the queue for ${duration(queue.unattended_for)}.`);
+      said.push(html`${status('gone', '')}${queueLink(queue.queue)} has <b>no workers</b>: ${plural(queue.pending, 'job')} pending, and no worker has polled the queue for ${duration(queue.unattended_for)}.`);
     if (Number(queue.dead) > 0)
-      said.push(html`${queueLink(queue.queue)}: <a class="status dead" href="${errorsOf(queue.queue)}">${plural(queue.dead, 'job is', 'jobs are')} dead</a>`);
+      said.push(html`${status('dead', '')}${queueLink(queue.queue)}: <a class="dead" href="${errorsOf(queue.queue)}">${plural(queue.dead, 'job is', 'jobs are')} dead</a>`);
     if (queue.is_dead_letter_queue && Number(queue.pending) > 0)
-      said.push(html`Dead-letter queue ${queueLink(queue.queue)} has ${plural(queue.pending, 'job')} to review.`);
+      said.push(html`${status('warn', '')}Dead-letter queue ${queueLink(queue.queue)} has ${plural(queue.pending, 'job')} to review.`);
   }
   return said;
 }

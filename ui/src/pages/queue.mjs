@@ -50,7 +50,7 @@ function columnsOf(tab, rows, picks) {
   const name = (job) => job.key ?? job.kind ?? job.id;
   const all = [
     [{ name: html`${picks && html`<input type="checkbox" class="every" aria-label="Select all jobs on this page" hidden> `}Job`, text: 'Job' },
-      (job) => html`<span class="pick"><span class="line">${picks && html`<input type="checkbox" name="ids" value="${job.id}" aria-label="Select job ${job.id}"> `}<a class="key" href="/job/${job.id}" title="${name(job)}">${name(job)}</a></span>${tab === 'all' && html` ${status(job.status, wordOf(job))}`}</span>`],
+      (job) => html`<span class="pick"><span class="line">${picks && html`<input type="checkbox" name="ids" value="${job.id}" aria-label="Select job ${job.id}"> `}<a class="key${name(job) === job.id ? ' number' : ''}" href="/job/${job.id}" title="${name(job)}">${name(job)}</a></span>${tab === 'all' && html` ${status(job.status, wordOf(job))}`}</span>`],
     ['Kind', (job) => key(job.kind), (job) => job.key !== null && job.kind !== null],
     ['Error', (job) => (tab === 'completed' ? null : errorOf(job)), (job) => tab !== 'completed' && Boolean(errorOf(job))],
     ['Progress', (job) => progress(job.progress, `Progress of job ${job.id}`), (job) => job.progress !== null],
