@@ -6,17 +6,19 @@ import formbody from '@fastify/formbody';
 import fastify from 'fastify';
 import { actions, inputsOf } from './actions.mjs';
 import { apiRoutes } from './api.mjs';
+import { csvRoutes } from './csv.mjs';
 import { setAhead } from './clock.mjs';
 import { href, html } from './html.mjs';
 import { count } from './format.mjs';
 import { jobRoutes } from './jobs/routes.mjs';
 import * as queries from './queries.mjs';
+import { searchRoutes } from './search/routes.mjs';
 import { History, spans } from './history.mjs';
 import { Security } from './security.mjs';
 import { HAVE, changes } from './live.mjs';
 import { content, layout, plainWhy } from './pages/layout.mjs';
 import { overviewPage } from './pages/overview.mjs';
-import { auditPage, checkPage, errorsPage, foundPage, keysPage, runningPage, schedulesPage } from './pages/lists.mjs';
+import { auditPage, checkPage, errorsPage, keysPage, runningPage, schedulesPage } from './pages/lists.mjs';
 import { flowPage } from './pages/flow.mjs';
 import { workersPage } from './pages/workers.mjs';
 
@@ -28,7 +30,7 @@ const idOf = (text) => {
 const text = (value) => (typeof value === 'string' && value !== '' ? value : null);
 
 const script = 'text/javascript; charset=utf-8';
-const statics = { 'icon.svg': 'image/svg+xml', 'icon-alert.svg': 'image/svg+xml', 'style.css': 'text/css; charset=utf-8', 'refresh.js': script, 'dialog.js': script, 'charts.js': script, 'keys.js': script };
+const statics = { 'icon.svg': 'image/svg+xml', 'icon-alert.svg': 'image/svg+xml', 'style.css': 'text/css; charset=utf-8', 'refresh.js': script, 'search.js': script, 'dialog.js': script, 'charts.js': script, 'keys.js': script };
 
 /** Seconds between refreshes of a live page, and of a live page whose statements take longer. */
 const EVERY = 2;
@@ -145,20 +147,9 @@ export async function makeServer({ database, writes = false, logger = false, acc
     return send(reply, 'Overview', overviewPage({ queues, last, all: series, of, health, troubles, filter: text(request.query.filter), page }, context), context);
   });
 
-  // A job's number or key leads to the job.  Any other text is searched for in the names of queues, the kinds and the beginnings of keys.
-  app.get('/find', async (request, reply) => {
-    const wanted = text(request.query.text)?.trim() ?? '';
-    const context = await contextOf(request, null);
-    const [job] = /^[0-9]{1,18}$/.test(wanted) ? await database.query('SELECT j.id FROM idemq.jobs j WHERE j.id = $1', [wanted]) : [];
-    const found = job ?? await database.one(queries.jobByKey, [wanted]);
-    if (found) return reply.redirect(`/job/${found.id}`, 303);
-    const [queues, keys, kinds] = wanted === '' ? [[], [], []] : [await database.query(queries.queuesNamed, [wanted]), await database.query(queries.keysFrom, [wanted, `${wanted}\u{10FFFF}`]), await database.query(queries.kindsNamed, [wanted])];
-    if (queues.length === 1 && queues[0].name === wanted && keys.length + kinds.length === 0) return reply.redirect(`/queue/${encodeURIComponent(wanted)}`, 303);
-    if (queues.length + keys.length + kinds.length === 0) reply.code(404);
-    return send(reply, `Search: ${wanted}`, foundPage(wanted, { queues, keys, kinds }), context);
-  });
-
   apiRoutes(app, { database });
+  csvRoutes(app, { database });
+  searchRoutes(app, { database, contextOf, send });
   jobRoutes(app, { database, writes, security, contextOf, send, forget, chartsOf });
   app.get('/errors', async (request, reply) => {
     const context = { ...await contextOf(request, '/errors'), every: SELDOM };

@@ -17,7 +17,7 @@ ${body}`;
 
 /** A page: its title, its markup, and {path, server, writes, notice, every}.  every: seconds between refreshes, if it is live. */
 export function layout(title, body, context) {
-  const { path, server, actor, writes, every = 0 } = context;
+  const { path, server, actor, writes, every = 0, search = '' } = context;
   const inside = content(title, body, context);
   return html`<!DOCTYPE html>
 <html lang="en">
@@ -28,14 +28,14 @@ export function layout(title, body, context) {
 <title>${title} – idemq</title>
 <link rel="icon" href="/static/icon.svg">
 <link rel="stylesheet" href="/static/style.css">
-${['charts', 'dialog', 'refresh', 'keys'].map((name) => html`<script src="/static/${name}.js" defer></script>
+${['charts', 'dialog', 'refresh', 'search', 'keys'].map((name) => html`<script src="/static/${name}.js" defer></script>
 `)}</head>
 <body>
 <a class="skip" href="#main">Skip to content</a>
 <header>
 <span class="brand">idemq</span>${server && !writes && html` <span class="readonly">read-only</span>`}
 <nav aria-label="Pages"><ul class="scroll">${links.map(([address, name]) => html`<li><a href="${address}"${address === path ? html` aria-current="page"` : ''}>${name}</a></li>`)}</ul></nav>
-<form method="get" action="/find" role="search"><input name="text" required aria-label="Job, key, queue or kind" placeholder="Job, key, queue or kind"> <button>Find</button></form>
+<form method="get" action="/search" role="search"><input name="q" value="${search}" required maxlength="1000" aria-label="Search" placeholder="Search: queue: state: error: payload.…" autocomplete="off" spellcheck="false"> <button>Search</button></form>
 </header>
 <p class="live" hidden><span data-age role="status"></span> <button type="button" data-pause>Pause live</button></p>
 <main id="main" tabindex="-1" data-every="${every}" data-now="${now()}" data-have="${have(String(inside))}">${inside}</main>

@@ -14,14 +14,6 @@ ${table('Errors', ['Error', number('Jobs'), number('Dead'), 'Queue', 'SQLSTATE',
     'No jobs are dead or failing.')}`;
 }
 
-/** The results of a search: only queues, jobs and kinds that the role may see. */
-export function foundPage(wanted, { queues, keys, kinds }) {
-  if (queues.length + keys.length + kinds.length === 0) return html`<p class="none">Nothing that is visible to you matches <q>${wanted}</q>. The search covers job numbers, the beginnings of keys, names of queues, and the kinds of the newest jobs. To search payloads and errors, open a queue and use its filter.</p>`;
-  return html`${queues.length > 0 && html`<h2>Queues</h2><ul class="said">${queues.map((q) => html`<li>${queueLink(q.name)}</li>`)}</ul>`}
-${keys.length > 0 && html`<h2>Jobs whose key begins with <q>${wanted}</q></h2>${table('Jobs', ['Job', 'Kind', 'Queue', 'Status'], keys.map((j) => [html`<a class="key" href="/job/${j.id}">${j.key}</a>`, key(j.kind), queueLink(j.queue), status(j.status)]), '')}`}
-${kinds.length > 0 && html`<h2>Kinds</h2><ul class="said">${kinds.map((k) => html`<li><a href="${href(`/queue/${encodeURIComponent(k.queue)}`, { tab: 'all', kind: k.kind })}">${k.kind}</a> in queue ${k.queue}: ${count(k.jobs)} of the newest jobs</li>`)}</ul>`}`;
-}
-
 export function runningPage(rows) {
   return table('Running', [number('Job'), 'Queue', 'Worker', number('Process'), number('Attempt'), 'Since', number('Lease ends in'), 'State', 'Progress'],
     rows.map((w) => [jobLink(w.job_id), queueLink(w.queue), key(w.worker), w.pid ?? '–', w.attempt, when(w.claimed_at),
