@@ -13,6 +13,7 @@ import { count } from './format.mjs';
 import { jobRoutes } from './jobs/routes.mjs';
 import * as queries from './queries.mjs';
 import { searchRoutes } from './search/routes.mjs';
+import { lookOf, prefixed, siteRoutes, withoutPrefix } from './site.mjs';
 import { History, spans } from './history.mjs';
 import { Security } from './security.mjs';
 import { HAVE, changes } from './live.mjs';
@@ -62,11 +63,12 @@ function explain(error) {
 }
 
 /**
- * Makes the page's server.  database: a Database; writes: whether it offers actions; access: the options of Security.
+ * Makes the page's server.  database: a Database; writes: whether it offers actions; access: the options of Security;
+ * site: see makeSite.
  */
-export async function makeServer({ database, writes = false, logger = false, access = {} }) {
-  const app = fastify({ logger, bodyLimit: 65536, routerOptions: { maxParamLength: 200 } });
-  const security = new Security(access);
+export async function makeServer({ database, writes = false, logger = false, access = {}, site = { prefix: '', root: '' } }) {
+  const app = fastify({ logger, bodyLimit: 65536, routerOptions: { maxParamLength: 200 }, rewriteUrl: (request) => withoutPrefix(request.url, site.prefix) });
+  const security = new Security({ ...access, path: `${site.prefix}/` });
   const history = new History(database);
   let about = null;
 
@@ -93,8 +95,12 @@ export async function makeServer({ database, writes = false, logger = false, acc
   /** Sends a page.  A browser that already shows the page receives only the changes. */
   const send = (reply, title, body, context) => {
     const had = reply.request.headers[HAVE];
-    if (had === undefined) return reply.type('text/html; charset=utf-8').send(String(layout(title, body, context)));
-    return reply.header('Cache-Control', 'no-store').send(changes(String(content(title, body, context)), title, had));
+    const around = { ...context, site: { ...site, look: lookOf(reply.request), here: reply.request.url } };
+    if (had === undefined) return reply.type('text/html; charset=utf-8').send(prefixed(String(layout(title, body, around)), site.prefix));
+    const answer = changes(String(content(title, body, around)), title, had);
+    if (answer.all !== undefined) answer.all = prefixed(answer.all, site.prefix);
+    for (const name of Object.keys(answer.parts ?? {})) answer.parts[name] = prefixed(answer.parts[name], site.prefix);
+    return reply.header('Cache-Control', 'no-store').send(answer);
   };
 
   app.setErrorHandler((error, request, reply) => {
@@ -147,7 +153,8 @@ export async function makeServer({ database, writes = false, logger = false, acc
     return send(reply, 'Overview', overviewPage({ queues, last, all: series, of, health, troubles, filter: text(request.query.filter), page }, context), context);
   });
 
-  apiRoutes(app, { database });
+  siteRoutes(app, site);
+  apiRoutes(app, { database, all: site.all });
   csvRoutes(app, { database });
   searchRoutes(app, { database, contextOf, send });
   jobRoutes(app, { database, writes, security, contextOf, send, forget, chartsOf });

@@ -1,9 +1,10 @@
-// Lists as CSV, and by keyboard:
+// Lists as CSV, by keyboard, and on a phone; and the overview of a role that sees one queue:
 //   lists.mjs BASE (with actions) BASE (of a role that sees the queue hostile alone)
 // The jobs are those of ui_slow.pl and jobs.sql; PG* reach the server.
 import pg from 'pg';
 import { cell } from '../src/csv.mjs';
-import { browser, ok } from './browser.mjs';
+import { readFileSync } from 'node:fs';
+import { browser, ok, open, said } from './browser.mjs';
 
 const [base, tenant] = process.argv.slice(2);
 const database = new pg.Client();
@@ -47,4 +48,66 @@ ok(read(await (await fetch(`${tenant}/search.csv?q=`)).text()).every(({ queue })
 ok((await fetch(`${base}/search.csv?q=stat:dead`)).status === 400 && (await fetch(`${base}/queue/post/jobs.csv?payload=x`)).status === 400, 'what is wrong has a status');
 await database.query("SELECT idemq.drop_queue('sheet', force => true)");
 await database.end();
+
+// By keyboard: few stops to the first job, rows, a selection, a job.
+const page = await open({ viewport: { width: 1200, height: 800 } });
+const active = (read) => page.evaluate(read);
+await page.goto(`${base}/queue/bulk?tab=all`);
+let stops = 0;
+for (; stops < 10; stops += 1) {
+  await page.keyboard.press('Tab');
+  const text = await active(() => document.activeElement.textContent);
+  if (text === 'Skip to the list') await page.keyboard.press('Enter');
+  if (await active(() => document.activeElement.matches('[aria-label="Jobs"] tbody tr:first-child a'))) break;
+}
+ok(stops < 10, 'at most 10 Tab stops to the first job', `${stops}`);
+const numberOf = () => active(() => [...document.querySelectorAll('main table.rows tbody tr')].findIndex((row) => row.contains(document.activeElement)));
+await page.goto(`${base}/queue/bulk?tab=all`);
+await page.keyboard.press('j');
+await page.keyboard.press('j');
+await page.keyboard.press('j');
+await page.keyboard.press('k');
+ok(await numberOf() === 1, 'j and k go from row to row', `${await numberOf()}`);
+await page.keyboard.press('x');
+await page.keyboard.press('j');
+await page.keyboard.press('x');
+ok(await page.locator('input[name="ids"]:checked').count() === 2 && /2 selected/.test(await page.locator('[data-chosen]').innerText()), 'x selects the job of a row', await page.locator('[data-chosen]').innerText());
+const job = await active(() => document.activeElement.closest('tr').querySelector('a').getAttribute('href'));
+await page.keyboard.press('j');
+await page.keyboard.press('k');
+await page.keyboard.press('Enter');
+await page.waitForURL(/job/);
+ok(page.url() === base + job, 'Enter opens it', page.url());
+await page.goBack();
+await page.keyboard.press('n');
+await page.waitForURL(/after=/);
+ok(true, 'n goes to the next page');
+
+// The help is a dialog, and complete.
+await page.keyboard.press('?');
+await page.locator('dialog[open]').waitFor();
+const help = await page.locator('dialog kbd').allInnerTexts();
+const source = ['keys', 'search', 'refresh', 'dialog', 'charts'].map((name) => readFileSync(new URL(`../static/${name}.js`, import.meta.url), 'utf8')).join('');
+const letters = [...new Set([...source.matchAll(/key(?:\.toLowerCase\(\))? === '(.)'/g)].map(([, letter]) => letter))].filter((letter) => letter !== 'k');
+const places = [...source.matchAll(/\b([a-z]): '\//g)].map(([, letter]) => letter);
+const told = await page.locator('dialog').innerText();
+ok(letters.length >= 7 && letters.every((letter) => help.includes(letter)) && places.length >= 7 && places.every((letter) => new RegExp(`\\bg ?${letter}\\b`).test(told)) && told.includes('k goes to the previous row') && told.includes('Ctrl-K'),
+  'the help is a dialog with every key', `${letters} ${places} ${help}`);
+await page.keyboard.press('Escape');
+ok(await page.locator('dialog[open]').count() === 0, 'Escape closes it');
+
+// On a phone the first job is on the first screen.
+const phone = await open({ viewport: { width: 390, height: 844 } });
+for (const [queue, tab] of [['mail', 'dead'], ['shop', 'retrying'], ['bulk', 'all']]) {
+  await phone.goto(`${base}/queue/${queue}?tab=${tab}`);
+  const bottom = await phone.locator('[aria-label="Jobs"] tbody tr:first-child a').first().evaluate((link) => link.getBoundingClientRect().bottom);
+  ok(bottom <= 844, `on a phone the first job of queue ${queue} is on the first screen`, `${bottom}`);
+}
+
+// A role that sees one queue is told so.
+await page.goto(tenant);
+ok(/The role tenant sees one queue, hostile\./.test(await said(page)) && await page.locator('[data-part="first"] a').getAttribute('href') === '/queue/hostile', 'a role that sees one queue is told so', await said(page));
+await page.goto(base);
+ok(!/sees one queue|Enqueue the first job/.test(await said(page)), 'and one that sees all is not');
+ok(page.troubles.length === 0, 'no script failed', page.troubles.join('; '));
 await browser.close();

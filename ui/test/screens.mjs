@@ -112,8 +112,9 @@ ok(/1,189 jobs were cancelled/.test(await said(page)) && /Failed: 10 jobs died, 
 // By keyboard, on every page.
 await page.goto(`${base}/errors`);
 await page.keyboard.press('?');
-await page.waitForURL(/keys$/);
+await page.locator('dialog[open] kbd').first().waitFor();
 await picture(page, 'ui-keys');
+await page.keyboard.press('Escape');
 await page.keyboard.press('g');
 await page.keyboard.press('w');
 await page.waitForURL(/workers$/);

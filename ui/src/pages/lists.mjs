@@ -46,12 +46,15 @@ export function checkPage(rows) {
     'No problems found.')}<p><a href="/check?run=1">Run again</a></p>`;
 }
 
-const keys = [['/', 'go to the search field'], ['?', 'go to this page'], ['g o', 'go to the overview; g e errors, g r running jobs, g w workers, g s schedules, g a audit, g c check'],
-  ['j', 'go to the next row of the first table, with k to the previous row; Enter opens it'], ['← →', 'in a chart, go to the previous or next value; Page Up and Page Down move by ten, Home and End go to the first and last value, Escape goes to now'],
+const keys = [['/', 'go to the search box; so does Ctrl-K, even from a field'], ['↓ ↑', 'in the search box, mark a suggestion; Enter takes it, Escape closes the list'],
+  ['j', 'go to the next row of a list; k goes to the previous row'], ['Enter', 'open the row'], ['x', 'select the job of the row, or deselect it'], ['n', 'go to the next page, or continue a search'],
+  ['g o', 'go to the overview'], ['g e', 'go to the errors; g r running jobs, g w workers, g s schedules, g a audit, g c check'],
   ['p', 'pause the live updates of the page, or resume them'], ['u', 'show times in UTC, or in the time zone of this browser'],
-  ['Tab', 'go to the next link, button or chart; the first link on each page skips the menu']];
+  ['← →', 'in a chart, go to the previous or next value; Page Up and Page Down move by ten, Home and End go to the first and last value, Escape goes to now'],
+  ['Tab', 'go to the next link, button or chart; the first links of each page skip the menu and lead to the list'], ['Escape', 'close a dialog'], ['?', 'show this list']];
 
 export function keysPage() {
   return html`${table('Keys', ['Key', 'Action'], keys.map(([name, does]) => [html`<kbd>${name}</kbd>`, does]), '')}
-<p><label><input type="checkbox" data-keys checked> Use single-letter keys in this browser</label></p>`;
+<p><label><input type="checkbox" data-keys checked> Use single-letter keys in this browser</label></p>
+<p class="dialog-only"><a class="button" href="/keys">Close</a></p>`;
 }
