@@ -1,7 +1,7 @@
-# The parts of the web page (ui/) that need neither npm nor a browser: how it reads the history (ui/test/history.mjs), what pages say (ui/test/pages.mjs), schedules in words (ui/test/cron.mjs), what pages say of flows (ui/test/flow.mjs), the life of a job (ui/test/line.mjs),
+# The parts of the web page (ui/) that need neither npm nor a browser: how it reads the history (ui/test/history.mjs), what pages say (ui/test/pages.mjs), schedules in words (ui/test/cron.mjs), what pages say of flows (ui/test/flow.mjs), the life of a job (ui/test/line.mjs), the terms of the search (ui/test/terms.mjs),
 # whether the server accepts each of its statements (ui/test/statements.mjs), that it shows nothing of encrypted documents (ui/test/encrypted.mjs), and whether settings of the role change what it reads
 # (ui/test/settings.mjs).  ui_slow.pl tests the page itself.
-# at least 204 assertions
+# at least 266 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -31,7 +31,7 @@ is($trouble, '', 'flow.mjs: and nothing else');
 is($trouble, '', 'line.mjs: and nothing else');
 
 local @ENV{qw(PGHOST PGPORT PGUSER PGDATABASE)} = ($node->host, $node->port, 'postgres', 'postgres');
-reports('statements.mjs', 47, [ 'node', "$ui/test/statements.mjs" ]);
+reports('statements.mjs', 52, [ 'node', "$ui/test/statements.mjs" ]);
 reports('cron.mjs', 62, [ 'node', "$ui/test/cron.mjs" ]);
 reports('encrypted.mjs', 5, [ 'node', "$ui/test/encrypted.mjs" ]);
 
@@ -68,5 +68,18 @@ sql($node, q[SELECT * FROM idemq.claim('strange', worker => 'runs', lease => '1 
 sql($node, q[CALL idemq.tick()]);
 sql($node, q[SELECT idemq.schedule('yearly', '0 3 1 2 *', 'strange', '4', time_zone => 'Asia/Kathmandu')]);
 reports('settings.mjs', @settings + 8, [ 'node', "$ui/test/settings.mjs", map { $_->[0] } @settings ]);
+
+# The search, among more jobs.
+sql($node, q[SELECT idemq.create_queue(n, max_attempts => 1) FROM unnest('{many,others}'::text[]) n;
+	SELECT count(*) FROM idemq.enqueue_many('many', (SELECT array_agg(jsonb_build_object('customer', jsonb_build_object('id', g % 1000, 'name', 'Jörg ö'))) FROM generate_series(1, 6000) g),
+		keys => (SELECT array_agg('k' || g) FROM generate_series(1, 6000) g), kinds => (SELECT array_agg((ARRAY['even', 'odd'])[1 + g % 2]) FROM generate_series(1, 6000) g));
+	SELECT count(*) FROM idemq.claim('many', 300) c, idemq.fail(c.id, c.token, 'no such Address');
+	SELECT count(*) FROM idemq.claim('many', 300) c, idemq.commit(c.id, c.token);
+	SELECT count(*) FROM idemq.enqueue_many('others', array_fill('1'::jsonb, ARRAY[120]));
+	SELECT count(*) FROM idemq.claim('others', 60) c, idemq.fail(c.id, c.token, 'other');
+	SELECT count(*) FROM idemq.claim('others', 3, lease => '1 h');
+	CREATE ROLE seeks LOGIN; SELECT idemq.grant_queue('many', 'seeks', 'claim')]);
+(undef, $trouble) = reports('terms.mjs', 57, [ 'node', "$ui/test/terms.mjs" ]);
+is($trouble, '', 'terms.mjs: and nothing else');
 $node->stop;
 done_testing();

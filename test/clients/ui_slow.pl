@@ -1,10 +1,11 @@
 # The web page of ui/, in a headless browser: the story of doc/tutorials/night-on-call.md
 # end to end, what other pages and other roles may not do, and who can read it.  ui.pl tests the parts that need no browser.  The
-# browser's part is ui/test/story.mjs, screens.mjs for charts, workers and the proxy, flows.mjs for flows, incident.mjs for the time span and the page of an error, limits.mjs and schedules.mjs for settings, jobs.mjs for lists and jobs.  UI_PICTURES=dir
+# browser's part is ui/test/story.mjs, screens.mjs for charts, workers and the proxy, flows.mjs for flows, incident.mjs for the time span and the page of an error, limits.mjs and schedules.mjs for settings, jobs.mjs for lists and jobs, search.mjs for the search,
+# lists.mjs for lists as CSV and by keyboard, site.mjs for a path prefix, several databases and themes.  UI_PICTURES=dir
 # keeps the pictures that README and doc/operations show.
 # slow: needs npm and Chromium, which takes minutes
 # takes long
-# at least 457 assertions
+# at least 626 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -119,6 +120,9 @@ sub page
 }
 
 my @addresses = (page('postgres', '--actions'), page('postgres'), page('tenant'));
+sql($node, 'CREATE DATABASE empty');
+sql($node, 'CREATE EXTENSION idemq', 'empty');
+my $site = page('postgres', '--actions', '--path-prefix=/idemq', '--database=shop=postgresql:///postgres', '--database=empty=postgresql:///empty');
 my $proxied = page('postgres', '--actions', '--proxy=127.0.0.2');
 my @settings = (page('postgres', '--actions', '--allow-settings'), $addresses[0], page('clerk', '--actions', '--allow-settings'));
 isnt(system("node $ui/bin/idemq-ui.mjs --port=0 --allow-settings >$tmp/refused 2>&1"), 0, 'settings without actions are refused');
@@ -126,9 +130,10 @@ like(slurp_file("$tmp/refused"), qr/--allow-settings requires --actions/, 'with 
 isnt(system("node $ui/bin/idemq-ui.mjs --port=0 --listen=0.0.0.0 >$tmp/refused 2>&1"), 0, 'elsewhere than on loopback it wants a proxy');
 like(slurp_file("$tmp/refused"), qr/--listen=0\.0\.0\.0 requires --proxy/, 'and says so');
 foreach (['story.mjs', 68, @addresses, $pictures], ['jobs.mjs', 153, @addresses[ 0, 1 ], page('looker', '--actions'), page('clerk', '--actions'), $proxied, $pictures],
-	['screens.mjs', 77, @addresses, $proxied, $pictures, $flow], ['incident.mjs', 61, @addresses],
+	['screens.mjs', 75, @addresses, $proxied, $pictures, $flow], ['incident.mjs', 61, @addresses],
 	['flows.mjs', 49, @addresses[ 0, 1 ], page('looker', '--actions'), $pictures],
-	['limits.mjs', 42, @settings], ['schedules.mjs', 33, @settings])
+	['limits.mjs', 42, @settings], ['schedules.mjs', 33, @settings],
+	['search.mjs', 46, @addresses[ 0, 2 ]], ['lists.mjs', 24, @addresses[ 0, 2 ]], ['site.mjs', 45, $site])
 {
 	my ($part, $least, @arguments) = @$_;
 	my $started = time;

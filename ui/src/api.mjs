@@ -5,7 +5,7 @@ import * as queries from './queries.mjs';
 const wrong = (statusCode, message) => Object.assign(new Error(message), { statusCode });
 
 /** Adds /healthz and /api/1 to the page's server. */
-export function apiRoutes(app, { database }) {
+export function apiRoutes(app, { database, all = [] }) {
   const json = (reply, value) => reply.header('Cache-Control', 'no-store').type('application/json; charset=utf-8').send(JSON.stringify(value));
   const texts = ['queue', 'error', 'sqlstate', 'fingerprint', 'example_id'];
   const numbers = ({ queue_id: _, may_administer: __, ...row }) => Object.fromEntries(Object.entries(row)
@@ -13,7 +13,9 @@ export function apiRoutes(app, { database }) {
 
   // For a load balancer: whether the page can reach its database.
   app.get('/healthz', async (request, reply) => {
-    await database.one('SELECT 1 AS one');
+    // With several databases: the first one that cannot be reached is named.
+    for (const other of request.query.all === '1' ? all : [{ database }])
+      await other.database.one('SELECT 1 AS one').catch((error) => { throw other.name === undefined ? error : Object.assign(error, { message: `database ${other.name}: ${error.message}` }); });
     return json(reply, { status: 'ok' });
   });
   app.get('/api/1/queues', async (request, reply) => json(reply, (await database.query(queries.overview)).map((row) => numbers(row))));

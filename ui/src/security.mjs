@@ -57,8 +57,9 @@ function same(expected, given) {
 }
 
 export class Security {
-  /** hosts: accepted host names in addition to those of loopback; proxies: networks; header: the header in which a proxy names the user. */
-  constructor({ hosts = [], proxies = [], header = 'x-forwarded-user' } = {}) {
+  /** hosts: accepted host names in addition to those of loopback; proxies: networks; header: the header in which a proxy names the user; path: the path of the cookie. */
+  constructor({ hosts = [], proxies = [], header = 'x-forwarded-user', path = '/' } = {}) {
+    this.path = path;
     this.key = randomBytes(32);
     this.names = new Set([...loopback, ...hosts.map((host) => host.toLowerCase())]);
     this.proxies = networks(proxies);
@@ -84,7 +85,7 @@ export class Security {
     const found = /(?:^|;\s*)idemq_ui=([0-9a-f]{32})(?:;|$)/.exec(request.headers.cookie ?? '');
     if (found) return found[1];
     const name = randomBytes(16).toString('hex');
-    reply.header('Set-Cookie', `${COOKIE}=${name}; Path=/; HttpOnly; SameSite=Strict`);
+    reply.header('Set-Cookie', `${COOKIE}=${name}; Path=${this.path}; HttpOnly; SameSite=Strict`);
     return name;
   }
 

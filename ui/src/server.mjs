@@ -7,12 +7,15 @@ import fastify from 'fastify';
 import { actions, inputsOf } from './actions.mjs';
 import { apiRoutes } from './api.mjs';
 import { allCauses, causeRoutes } from './causes.mjs';
+import { csvRoutes } from './csv.mjs';
 import { setAhead } from './clock.mjs';
 import { href, html } from './html.mjs';
 import { count } from './format.mjs';
 import { flowRoutes } from './flows/routes.mjs';
 import { jobRoutes } from './jobs/routes.mjs';
 import * as queries from './queries.mjs';
+import { searchRoutes } from './search/routes.mjs';
+import { lookOf, prefixed, siteRoutes, withoutPrefix } from './site.mjs';
 import { History, spans } from './history.mjs';
 import { Security } from './security.mjs';
 import { scheduleRoutes } from './schedules.mjs';
@@ -21,7 +24,7 @@ import { addressTime, carry, timesOf, withSpan } from './span.mjs';
 import { HAVE, changes } from './live.mjs';
 import { content, layout, plainWhy } from './pages/layout.mjs';
 import { overviewPage } from './pages/overview.mjs';
-import { auditPage, checkPage, errorsPage, foundPage, keysPage, runningPage, schedulesPage } from './pages/lists.mjs';
+import { auditPage, checkPage, errorsPage, keysPage, runningPage, schedulesPage } from './pages/lists.mjs';
 import { workersPage } from './pages/workers.mjs';
 
 const wrong = (statusCode, message) => Object.assign(new Error(message), { statusCode });
@@ -32,7 +35,7 @@ const idOf = (text) => {
 const text = (value) => (typeof value === 'string' && value !== '' ? value : null);
 
 const script = 'text/javascript; charset=utf-8';
-const statics = { 'icon.svg': 'image/svg+xml', 'icon-alert.svg': 'image/svg+xml', 'style.css': 'text/css; charset=utf-8', 'refresh.js': script, 'dialog.js': script, 'charts.js': script, 'span.js': script, 'keys.js': script };
+const statics = { 'icon.svg': 'image/svg+xml', 'icon-alert.svg': 'image/svg+xml', 'style.css': 'text/css; charset=utf-8', 'refresh.js': script, 'search.js': script, 'dialog.js': script, 'charts.js': script, 'span.js': script, 'keys.js': script };
 
 /** Seconds between refreshes of a live page, and of a live page whose statements take longer. */
 const EVERY = 2;
@@ -64,11 +67,12 @@ function explain(error) {
 }
 
 /**
- * Makes the page's server.  database: a Database; writes: whether it offers actions; settings: whether it also changes settings of queues and schedules; access: the options of Security.
+ * Makes the page's server.  database: a Database; writes: whether it offers actions; settings: whether it also changes settings of queues and
+ * schedules; access: the options of Security; site: see makeSite.
  */
-export async function makeServer({ database, writes = false, settings = false, logger = false, access = {} }) {
-  const app = fastify({ logger, bodyLimit: 65536, routerOptions: { maxParamLength: 200 } });
-  const security = new Security(access);
+export async function makeServer({ database, writes = false, settings = false, logger = false, access = {}, site = { prefix: '', root: '' } }) {
+  const app = fastify({ logger, bodyLimit: 65536, routerOptions: { maxParamLength: 200 }, rewriteUrl: (request) => withoutPrefix(request.url, site.prefix) });
+  const security = new Security({ ...access, path: `${site.prefix}/` });
   const history = new History(database);
   let about = null;
 
@@ -109,10 +113,12 @@ export async function makeServer({ database, writes = false, settings = false, l
   const send = (reply, title, body, context) => {
     const had = reply.request.headers[HAVE];
     const { span } = timesOf({ ...reply.request.body, ...reply.request.query });
-    if (had === undefined) return reply.type('text/html; charset=utf-8').send(carry(String(layout(title, body, context)), span));
-    const answer = changes(String(content(title, body, context)), title, had);
-    if (answer.all !== undefined) answer.all = carry(answer.all, span);
-    for (const name of Object.keys(answer.parts ?? {})) answer.parts[name] = carry(answer.parts[name], span);
+    const around = { ...context, site: { ...site, look: lookOf(reply.request), here: reply.request.url } };
+    const finished = (markup) => prefixed(carry(markup, span), site.prefix);
+    if (had === undefined) return reply.type('text/html; charset=utf-8').send(finished(String(layout(title, body, around))));
+    const answer = changes(String(content(title, body, around)), title, had);
+    if (answer.all !== undefined) answer.all = finished(answer.all);
+    for (const name of Object.keys(answer.parts ?? {})) answer.parts[name] = finished(answer.parts[name]);
     return reply.header('Cache-Control', 'no-store').send(answer);
   };
 
@@ -168,24 +174,14 @@ export async function makeServer({ database, writes = false, settings = false, l
     return send(reply, 'Overview', overviewPage({ queues, last, span, all: series, of, health, troubles, filter: text(request.query.filter), page }, context), context);
   });
 
-  // A job's number or key leads to the job.  Any other text is searched for in the names of queues, the kinds and the beginnings of keys.
-  app.get('/find', async (request, reply) => {
-    const wanted = text(request.query.text)?.trim() ?? '';
-    const context = await contextOf(request, null);
-    const [job] = /^[0-9]{1,18}$/.test(wanted) ? await database.query('SELECT j.id FROM idemq.jobs j WHERE j.id = $1', [wanted]) : [];
-    const found = job ?? await database.one(queries.jobByKey, [wanted]);
-    if (found) return reply.redirect(`/job/${found.id}`, 303);
-    const [queues, keys, kinds] = wanted === '' ? [[], [], []] : [await database.query(queries.queuesNamed, [wanted]), await database.query(queries.keysFrom, [wanted, `${wanted}\u{10FFFF}`]), await database.query(queries.kindsNamed, [wanted])];
-    if (queues.length === 1 && queues[0].name === wanted && keys.length + kinds.length === 0) return reply.redirect(`/queue/${encodeURIComponent(wanted)}`, 303);
-    if (queues.length + keys.length + kinds.length === 0) reply.code(404);
-    return send(reply, `Search: ${wanted}`, foundPage(wanted, { queues, keys, kinds }), context);
-  });
-
-  apiRoutes(app, { database });
   causeRoutes(app, { database, writes, contextOf, send });
   const back = (reply, address, notice, bad) => reply.redirect(`${address}${address.includes('?') ? '&' : '?'}${new URLSearchParams({ notice, sign: security.sign(notice), ...(bad ? { bad: '1' } : {}) })}`, 303);
   scheduleRoutes(app, { database, allowed: settings, security, contextOf, send, back });
   settingsRoutes(app, { database, allowed: settings, security, contextOf, send, back, forget });
+  siteRoutes(app, site);
+  apiRoutes(app, { database, all: site.all });
+  csvRoutes(app, { database });
+  searchRoutes(app, { database, contextOf, send });
   jobRoutes(app, { database, writes, security, contextOf, send, forget, chartsOf });
   flowRoutes(app, { database, writes, contextOf, send, messageOf: (error) => explain(error).message });
   app.get('/errors', async (request, reply) => {

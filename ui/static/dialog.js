@@ -13,16 +13,22 @@ document.addEventListener('submit', async (event) => {
   if (form.method !== 'get' || !(address.pathname.endsWith('/confirm') || address.pathname.endsWith('/sure'))) return;
   event.preventDefault();
   address.search = new URLSearchParams(new FormData(form, event.submitter)).toString();
+  await show(address);
+});
+/** Shows the content of another page in the dialog. */
+async function show(address) {
   try {
     const response = await fetch(address, { credentials: 'same-origin' });
     const page = new DOMParser().parseFromString(await response.text(), 'text/html');
     dialog.replaceChildren(...page.querySelector('main').childNodes);
     dialog.querySelector('h1').id = 'dialog-title';
     dialog.showModal();
+    document.dispatchEvent(new Event('idemq:dialog'));
   } catch {
     window.location.assign(address);
   }
-});
+}
+document.addEventListener('idemq:show', ({ detail }) => show(detail));
 dialog.addEventListener('click', (event) => {
   const link = event.target.closest('a.button');
   if (!link && event.target !== dialog) return;
@@ -37,7 +43,7 @@ if (path === window.location.pathname) window.scrollTo(0, y);
 
 const said = document.querySelector('main > .notice[role="status"]');
 if (said) {
-  const audit = Object.assign(document.createElement('a'), { href: '/audit', textContent: 'Audit' });
+  const audit = Object.assign(document.createElement('a'), { href: `${document.documentElement.dataset.base ?? ''}/audit`, textContent: 'Audit' });
   const close = Object.assign(document.createElement('button'), { type: 'button', textContent: 'Close' });
   close.addEventListener('click', () => said.remove());
   said.classList.add('toast');

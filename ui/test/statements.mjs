@@ -3,10 +3,11 @@
 import pg from 'pg';
 import * as jobQueries from '../src/jobs/queries.mjs';
 import * as queries from '../src/queries.mjs';
+import * as searchQueries from '../src/search/queries.mjs';
 
 const client = new pg.Client();
 await client.connect();
-for (const [name, made] of [...Object.entries(queries), ...Object.entries(jobQueries)]) {
+for (const [name, made] of [...Object.entries(queries), ...Object.entries(jobQueries), ...Object.entries(searchQueries)]) {
   for (const text of typeof made === 'function' ? jobQueries.documents.map(made) : [made]) {
     if (typeof text !== 'string') continue;
     const trouble = await client.query(`PREPARE statement AS ${text}`).then(() => client.query('DEALLOCATE statement')).then(() => '', (error) => error.message);

@@ -96,6 +96,8 @@ export const momentOf = {
 /** Whether a job belongs to a time span.  In the list of all jobs, it was enqueued, claimed or finished in the span. */
 const within = (p, tab, c) => `(${(momentOf[tab] ? [momentOf[tab][0]] : ['enqueued_at', 'claimed_at', 'finished_at'])
   .map((column) => `(j.${column} >= ${p(c.filter.from, 'timestamptz')} AND j.${column} <= ${p(c.filter.to, 'timestamptz')}) IS TRUE`).join(' OR ')})`;
+/** A condition on payloads that are small enough to be read. */
+const small = (condition) => `CASE WHEN pg_column_size(j.payload) <= ${LISTED} THEN ${condition} END`;
 
 /** The conditions of a filter, by name. */
 const conditions = {
@@ -109,8 +111,15 @@ const conditions = {
   // For actions on a whole list: no jobs that were enqueued later, and no jobs that already have the priority.
   upto: (p, value) => `j.id <= ${p(value, 'bigint')}`,
   besides: (p, value) => `j.priority <> ${p(value, 'int')}`,
-  payload: (p, value) => `CASE WHEN pg_column_size(j.payload) <= ${LISTED} THEN j.payload @> ${p(value, 'jsonb')} END`,
+  payload: (p, value) => small(`j.payload @> ${p(value, 'jsonb')}`),
+  // For the search (search/find.mjs): some of the queues, a part of the payload's text, fields of the payload, and plain words.
+  queues: (p, value) => `j.queue_id = ANY (${p(value, 'int[]')})`,
+  payloadText: (p, value) => small(`strpos(lower(j.payload::text), lower(${p(value, 'text')})) > 0`),
+  fields: (p, value) => value.map(({ any }) => small(any.map((document) => `j.payload @> ${p(document, 'jsonb')}`).join(' OR '))).join(' AND '),
+  words: (p, value) => value.map((word) => `strpos(lower(concat_ws(' ', j.id, j.key, j.kind, j.group_key, j.last_error)), lower(${p(word, 'text')})) > 0`).join(' AND '),
 };
+/** Whether a filter reads payloads, which is the expensive part of a search. */
+const readsPayloads = (filter) => ['payload', 'payloadText', 'fields'].some((name) => filter[name] !== undefined);
 
 /** The walks for a tab and a filter.  A key or a group is looked up if an index contains it. */
 function walksOf(tab, filter) {
@@ -119,8 +128,8 @@ function walksOf(tab, filter) {
   return tabs[tab].walks ?? null;
 }
 
-const parameters = (values) => (value, type) => `$${values.push(value)}::${type}`;
-const meant = (p, tab, c) => `coalesce(${[`j.queue_id = ${p(c.queue, 'int')}`, tabs[tab].is(p, c), ...(c.filter.from ? [within(p, tab, c)] : []),
+export const parameters = (values) => (value, type) => `$${values.push(value)}::${type}`;
+export const meant = (p, tab, c) => `coalesce(${[c.queue === null ? 'true' : `j.queue_id = ${p(c.queue, 'int')}`, tabs[tab].is(p, c), ...(c.filter.from ? [within(p, tab, c)] : []),
   ...Object.keys(conditions).filter((name) => c.filter[name] !== undefined).map((name) => conditions[name](p, c.filter[name]))].join(' AND ')}, false)`;
 
 /** One slice: at most `want` matching rows among at most `most` rows of a walk, and the last row that was read. */
@@ -170,18 +179,18 @@ export function cursorOf(text) {
 }
 
 /**
- * Walks a tab of a queue from a cursor until `want` jobs are found or the time is up.  known: the maximum number of jobs,
+ * Walks a tab of a queue (null: of all queues, by id) from a cursor until `want` jobs are found or the time is up.  known: the maximum number of jobs,
  * if it is known.  Returns the ids, the number of jobs read, and the cursor from which to continue, or null at the end.
  */
 export async function walk(query, { queue, tab, filter = {}, cursor = null, want = PAGE, budget = BUDGET, known = null }) {
   const began = performance.now();
   const [{ now }] = await query('SELECT idemq.clock_timestamp() AS now');
-  const walks = walksOf(tab, filter);
+  const walks = queue === null ? null : walksOf(tab, filter);
   const plain = Object.values(filter).every((value) => value === undefined);
   const ids = [];
   let looked = 0;
   // Reading payloads is the expensive part, so the slices are small at first, and grow.
-  let most = plain && walks ? want + 1 : filter.payload ? 250 : 1000;
+  let most = plain && walks ? want + 1 : readsPayloads(filter) ? 250 : 1000;
   let [part, ...keys] = cursor ?? [0, null, null];
   const done = (next) => ({ ids, looked, next, seconds: (performance.now() - began) / 1000 });
   const over = () => performance.now() - began > budget;
@@ -195,7 +204,7 @@ export async function walk(query, { queue, tab, filter = {}, cursor = null, want
   if (all === 0) return done(null);
 
   if (!walks) {
-    let width = filter.payload ? 1024n : 8192n;
+    let width = readsPayloads(filter) ? 1024n : 8192n;
     for (let upper = keys[0] === null ? null : BigInt(keys[0]); ;) {
       // The next lower id.  After a server start, ids continue far above the previous ones.
       const [top] = await query('SELECT j.id FROM idemq.jobs j WHERE $1::bigint IS NULL OR j.id < $1 ORDER BY j.id DESC LIMIT 1', [upper]);
@@ -287,13 +296,13 @@ export async function everything(query) {
   return Number(jobs);
 }
 
-/** The columns of a list for these jobs, in the order of the ids. */
-export async function rowsOf(query, ids) {
+/** The columns of a list for these jobs, in the order of the ids; whole: with the whole payload, unless it is too large to be read. */
+export async function rowsOf(query, ids, whole = false) {
   if (ids.length === 0) return [];
   return query(`
-  SELECT j.id, j.status, j.priority, j.attempt, j.max_attempts, j.kind, j.key, j.group_key, j.worker, j.enqueued_at, j.ready_at, j.claimed_at,
+  SELECT j.id, (SELECT q.name FROM idemq.queues q WHERE q.queue_id = j.queue_id) AS queue, j.status, j.priority, j.attempt, j.max_attempts, j.kind, j.key, j.group_key, j.worker, j.enqueued_at, j.ready_at, j.claimed_at,
     j.finished_at, j.dead_at, left(j.last_error, 2000) AS last_error, pg_column_size(j.payload) AS payload_bytes,
-    CASE WHEN pg_column_size(j.payload) <= ${LISTED} THEN left(j.payload::text, 81) END AS payload, coalesce(j.ready_at > idemq.clock_timestamp(), false) AS later,
+    CASE WHEN pg_column_size(j.payload) <= ${LISTED} THEN left(j.payload::text, ${whole ? LISTED * 16 : 81}) END AS payload, coalesce(j.ready_at > idemq.clock_timestamp(), false) AS later,
     CASE WHEN pg_column_size(j.payload) <= ${LISTED} THEN ${keyOf('j.payload')} END AS encrypted,
     CASE WHEN starts_with(j.key, '@dead:') AND pg_column_size(j.payload) <= ${LISTED} THEN j.payload ->> 'id' END AS original,
     CASE WHEN starts_with(j.key, '@dead:') AND pg_column_size(j.payload) <= ${LISTED} THEN left(j.payload ->> 'last_error', 2000) END AS original_error,

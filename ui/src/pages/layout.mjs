@@ -4,6 +4,7 @@ import { now } from '../clock.mjs';
 import { distance, duration, percent, time } from '../format.mjs';
 import { have, part } from '../live.mjs';
 import { spanBar } from './span.mjs';
+import { looks } from '../site.mjs';
 
 const links = [['/', 'Overview'], ['/errors', 'Errors'], ['/running', 'Running'], ['/flows', 'Flows'], ['/workers', 'Workers'], ['/schedules', 'Schedules'],
   ['/audit', 'Audit'], ['/check', 'Check'], ['/keys', 'Keys']];
@@ -17,27 +18,40 @@ ${spanned && spanBar(url, times)}
 ${body}`;
 }
 
+/** The menu of databases, if there are several.  Its addresses contain the prefix already, so they are in apostrophes: see site.mjs. */
+function databasesMenu({ root, name, names = [] }, path) {
+  if (names.length < 2) return null;
+  return html`<details class="menu"><summary>${name}</summary><ul aria-label="Databases">${names.map((other) => html`<li><a href='${root}/db/${other}${path ?? '/'}'${other === name && html` aria-current="true"`}>${other}</a></li>`)}</ul></details>`;
+}
+
+/** The menu with which the look is chosen. */
+function lookMenu({ look, here }) {
+  return html`<details class="menu look"><summary>Display</summary><form method="get" action="/look"><input type="hidden" name="back" value="${here}">
+${Object.entries(looks).map(([what, values]) => html`<fieldset><legend>${what}</legend>${values.map((value) => html`<button name="${what}" value="${value}" aria-pressed="${String(look[what] === value)}">${value}</button>`)}</fieldset>`)}</form></details>`;
+}
+
 /** A page: its title, its markup, and {path, server, writes, notice, every}.  every: seconds between refreshes, if it is live. */
 export function layout(title, body, context) {
-  const { path, server, actor, writes, every = 0 } = context;
+  const { path, server, actor, writes, every = 0, search = '', site } = context;
   const inside = content(title, body, context);
   return html`<!DOCTYPE html>
-<html lang="en">
+<html lang="en" data-base="${site?.prefix ?? ''}" data-theme="${site?.look.theme ?? 'auto'}" data-density="${site?.look.density ?? 'normal'}">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
+<meta name="color-scheme" content="${!site || site.look.theme === 'auto' ? 'light dark' : site.look.theme}">
 <title>${title} – idemq</title>
 <link rel="icon" href="/static/icon.svg">
 <link rel="stylesheet" href="/static/style.css">
-${['charts', 'dialog', 'refresh', 'span', 'keys'].map((name) => html`<script src="/static/${name}.js" defer></script>
+${['charts', 'dialog', 'refresh', 'search', 'span', 'keys'].map((name) => html`<script src="/static/${name}.js" type="module"></script>
 `)}</head>
 <body>
-<a class="skip" href="#main">Skip to content</a>
+<a class="skip" href="#main">Skip to content</a>${String(inside).includes('id="list"') && html`<a class="skip" href="#list">Skip to the list</a>`}
 <header>
 <span class="brand">idemq</span>${server && !writes && html` <span class="readonly">read-only</span>`}
 <nav aria-label="Pages"><ul class="scroll">${links.map(([address, name]) => html`<li><a href="${address}"${address === path ? html` aria-current="page"` : ''}>${name}</a></li>`)}</ul></nav>
-<form method="get" action="/find" role="search"><input name="text" required aria-label="Job, key, queue or kind" placeholder="Job, key, queue or kind"> <button>Find</button></form>
+<form method="get" action="/search" role="search"><input name="q" value="${search}" required maxlength="1000" aria-label="Search" placeholder="Search: queue: state: error: payload.…" autocomplete="off" spellcheck="false"> <button>Search</button></form>
+${site && html`${databasesMenu(site, path)}${lookMenu(site)}`}
 </header>
 <p class="live" hidden><span data-age role="status"></span> <button type="button" data-pause>Pause live</button></p>
 <main id="main" tabindex="-1" data-every="${every}" data-now="${now()}" data-have="${have(String(inside))}">${inside}</main>
@@ -70,7 +84,7 @@ export function button(context, name, title, input, label = title) {
  * On a narrow screen, each row is a card. */
 export function table(label, heads, rows, none, names = null) {
   if (rows.length === 0) return html`<p class="none">${none}</p>`;
-  return html`<div class="scroll" role="region" aria-label="${label}" tabindex="0"><table class="rows" role="table"><thead role="rowgroup"><tr role="row">${heads.map((head) => html`<th scope="col" role="columnheader"${head.number ? html` class="n"` : ''}>${head.name ?? head}</th>`)}</tr></thead>
+  return html`<div class="scroll" role="region" aria-label="${label}" tabindex="0"${['Jobs', 'Queues'].includes(label) && html` id="list"`}><table class="rows" role="table"><thead role="rowgroup"><tr role="row">${heads.map((head) => html`<th scope="col" role="columnheader"${head.number ? html` class="n"` : ''}>${head.name ?? head}</th>`)}</tr></thead>
 <tbody role="rowgroup">${rows.map((cells, n) => {
     const row = cells.map((cell, i) => html`<td role="cell" data-label="${heads[i].text ?? heads[i].name ?? heads[i]}"${heads[i].number ? html` class="n"` : ''}>${cell}</td>`);
     return names === null ? html`<tr role="row">${row}</tr>` : part(names[n], row, { tag: 'tr', attributes: html`role="row"` });

@@ -17,14 +17,6 @@ ${table('Errors', ['Error', number('Jobs'), number('Dead'), ...(healed ? [number
     context.times?.span ? 'No job failed in this time span.' : 'No jobs are dead or failing.')}`;
 }
 
-/** The results of a search: only queues, jobs and kinds that the role may see. */
-export function foundPage(wanted, { queues, keys, kinds }) {
-  if (queues.length + keys.length + kinds.length === 0) return html`<p class="none">Nothing that is visible to you matches <q>${wanted}</q>. The search covers job numbers, the beginnings of keys, names of queues, and the kinds of the newest jobs. To search payloads and errors, open a queue and use its filter.</p>`;
-  return html`${queues.length > 0 && html`<h2>Queues</h2><ul class="said">${queues.map((q) => html`<li>${queueLink(q.name)}</li>`)}</ul>`}
-${keys.length > 0 && html`<h2>Jobs whose key begins with <q>${wanted}</q></h2>${table('Jobs', ['Job', 'Kind', 'Queue', 'Status'], keys.map((j) => [html`<a class="key" href="/job/${j.id}">${j.key}</a>`, key(j.kind), queueLink(j.queue), status(j.status)]), '')}`}
-${kinds.length > 0 && html`<h2>Kinds</h2><ul class="said">${kinds.map((k) => html`<li><a href="${href(`/queue/${encodeURIComponent(k.queue)}`, { tab: 'all', kind: k.kind })}">${k.kind}</a> in queue ${k.queue}: ${count(k.jobs)} of the newest jobs</li>`)}</ul>`}`;
-}
-
 export function runningPage(rows) {
   return table('Running', [number('Job'), 'Queue', 'Worker', number('Process'), number('Attempt'), 'Since', number('Lease ends in'), 'State', 'Progress'],
     rows.map((w) => [jobLink(w.job_id), queueLink(w.queue), key(w.worker), w.pid ?? '–', w.attempt, when(w.claimed_at),
@@ -57,13 +49,16 @@ export function checkPage(rows) {
     'No problems found.')}<p><a href="/check?run=1">Run again</a></p>`;
 }
 
-const keys = [['/', 'go to the search field'], ['?', 'go to this page'], ['g o', 'go to the overview; g e errors, g r running jobs, g w workers, g s schedules, g a audit, g c check'],
-  ['j', 'go to the next row of the first table, with k to the previous row; Enter opens it'], ['← →', 'in a chart, go to the previous or next value; Page Up and Page Down move by ten, Home and End go to the first and last value, Escape goes to now'],
-  ['Shift ← →', 'in a chart, select a time span; Enter shows it on the whole page, Escape drops it'],
+const keys = [['/', 'go to the search box; so does Ctrl-K, even from a field'], ['↓ ↑', 'in the search box, mark a suggestion; Enter takes it, Escape closes the list'],
+  ['j', 'go to the next row of a list; k goes to the previous row'], ['Enter', 'open the row'], ['x', 'select the job of the row, or deselect it'], ['n', 'go to the next page, or continue a search'],
+  ['g o', 'go to the overview'], ['g e', 'go to the errors; g r running jobs, g w workers, g s schedules, g a audit, g c check'],
   ['p', 'pause the live updates of the page, or resume them'], ['u', 'show times in UTC, or in the time zone of this browser'],
-  ['Tab', 'go to the next link, button or chart; the first link on each page skips the menu']];
+  ['← →', 'in a chart, go to the previous or next value; Page Up and Page Down move by ten, Home and End go to the first and last value, Escape goes to now'],
+  ['Shift ← →', 'in a chart, select a time span; Enter shows it on the whole page, Escape drops it'],
+  ['Tab', 'go to the next link, button or chart; the first links of each page skip the menu and lead to the list'], ['Escape', 'close a dialog'], ['?', 'show this list']];
 
 export function keysPage() {
   return html`${table('Keys', ['Key', 'Action'], keys.map(([name, does]) => [html`<kbd>${name}</kbd>`, does]), '')}
-<p><label><input type="checkbox" data-keys checked> Use single-letter keys in this browser</label></p>`;
+<p><label><input type="checkbox" data-keys checked> Use single-letter keys in this browser</label></p>
+<p class="dialog-only"><a class="button" href="/keys">Close</a></p>`;
 }

@@ -5,6 +5,7 @@ import { part } from '../live.mjs';
 import { spans } from '../history.mjs';
 import { charts, spanTabs, sparkline } from './charts.mjs';
 import { spanFacts } from './span.mjs';
+import { firstOf } from './first.mjs';
 import { button, number, queueLink, status, table } from './layout.mjs';
 
 /** Number of queues on a page, and minimum number of queues with the same prefix that are combined in one row. */
@@ -138,10 +139,12 @@ ${all.length > PAGE && html`<p class="actions">${page > 1 && html`<a class="butt
  */
 export function overviewPage({ queues, last, span = null, all, of, health, troubles, filter, page }, context) {
   const worst = [...queues].sort((a, b) => severity(b) - severity(a));
+  const said = troublesOf(worst, health);
   return html`${part('troubles', troubles.map((trouble) => html`<p class="notice bad" role="alert">${trouble}</p>`))}
-${part('attention', attention(troublesOf(worst, health), health))}
-${span ? all && spanFacts(all) : part('facts', factsOf(queues, all))}
+${part('first', firstOf(queues, health !== null, context.server?.role))}
+${(queues.length > 0 || said.length > 0) && part('attention', attention(said, health))}
+${queues.length > 0 && html`${span ? all && spanFacts(all) : part('facts', factsOf(queues, all))}
 ${spanTabs(Object.keys(spans), last, (other) => href('/', { last: other, filter }))}
 ${all && charts(all, true)}
-${queuesTable({ queues, of, filter, page, last, span }, context)}`;
+${queuesTable({ queues, of, filter, page, last, span }, context)}`}`;
 }

@@ -24,7 +24,7 @@ const times = {
 export const addressOf = (queue) => `/queue/${encodeURIComponent(queue.name ?? queue)}`;
 
 /** The beginning of a payload.  A payload that is too large is not read. */
-function payload(job) {
+export function payloadOf(job) {
   if (job.payload === null) return html`<span class="quiet">${bytes(job.payload_bytes)}, not read</span>`;
   if (job.encrypted !== null) return html`<span class="quiet">encrypted</span>`;
   const characters = [...job.payload];
@@ -60,7 +60,7 @@ function columnsOf(tab, rows, picks) {
     [timeName, (job) => when(timeOf ? job[timeOf] : job.finished_at ?? job.claimed_at ?? job.enqueued_at)],
     [number('Took'), (job) => duration(seconds(job.claimed_at, job.finished_at)), (job) => tab === 'completed' && job.claimed_at !== null],
     ['Worker', (job) => key(job.worker), (job) => ['running', 'completed'].includes(tab) && job.worker !== null],
-    ['Payload', (job) => (job.original ? html`<a href="/job/${job.original}">original job</a>` : payload(job))],
+    ['Payload', (job) => (job.original ? html`<a href="/job/${job.original}">original job</a>` : payloadOf(job))],
     ['Resolved error', (job) => errorOf(job), (job) => tab === 'completed' && Boolean(errorOf(job))],
     [number('Number'), (job) => html`<a class="quiet small" href="/job/${job.id}">${job.id}</a>`, (job) => name(job) !== job.id],
   ];
@@ -136,7 +136,7 @@ ${trouble && html`<p class="notice bad" role="alert">${trouble}</p>`}
 ${trouble === null && found(list, tab, result, rows, given, of, span)}
 ${actions && rows.length > 0 ? html`<form method="get" action="${path}/sure" class="list"><input type="hidden" name="tab" value="${tab}">${Object.entries(given).map(([name, value]) => html`<input type="hidden" name="${name}" value="${value}">`)}
 ${jobs}${bulk(context, tab, list, narrowed, rows)}</form><script src="/static/jobs.js" defer></script>` : jobs}
-<p class="actions">${!first && html`<a class="button" href="${at({})}">First page</a>`}${result.next !== null && html`<a class="button more" href="${at({ after: cursorText(result.next) })}">${rows.length === PAGE ? 'Next page' : 'Continue search'}</a>`}</p>
+<p class="actions">${!first && html`<a class="button" href="${at({})}">First page</a>`}${result.next !== null && html`<a class="button more" href="${at({ after: cursorText(result.next) })}">${rows.length === PAGE ? 'Next page' : 'Continue search'}</a>`}${rows.length > 0 && html`<a class="button" href="${href(`${path}/jobs.csv`, { tab, ...given })}" download>Download as CSV</a>`}</p>
 <details><summary>Settings</summary><dl class="settings">${settings.map(([name, value]) => html`<div><dt>${name}</dt><dd>${formatSetting(value)}${queue.changed_since && name in queue.changed_since && html` <span class="quiet">(declared: ${queue.changed_since[name] ?? 'none'})</span>`}</dd></div>`)}</dl></details>`;
 }
 
