@@ -61,10 +61,10 @@ if (given.help) {
   process.stdout.write(usage);
   process.exit(0);
 }
-const options = { writes: given.actions, settings: given['allow-settings'], access: { proxies: given.proxy, hosts: given.host, header: given['user-header'] } };
-const app = given.databases.length === 0 ? await makeServer({ ...options, database: new Database(), site: { prefix: given.prefix, root: given.prefix } })
+const common = { writes: given.actions, settings: given['allow-settings'], access: { proxies: given.proxy, hosts: given.host, header: given['user-header'] } };
+const app = given.databases.length === 0 ? await makeServer({ ...common, database: new Database(), site: { prefix: given.prefix, root: given.prefix } })
   : await makeSite(given.databases.map(({ name, url }) => ({ name, database: new Database({ connectionString: url }) })), given.prefix,
-    ({ database, ...site }) => makeServer({ ...options, database, site }));
+    ({ database, ...site }) => makeServer({ ...common, database, site }));
 try {
   const address = await app.listen({ host: given.listen, port: Number(given.port) });
   process.stdout.write(`idemq-ui: ${address}${given.prefix}${given.actions ? '' : ' (read-only; use --actions to allow actions)'}\n`);
