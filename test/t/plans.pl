@@ -96,8 +96,8 @@ sub of_page
 		newestEdges => $join, flowBrief => $join, flowRoot => "ARRAY[$join]", queuesRefused => "'{dead,join}'",
 		# By parameter: a queue, and a fingerprint or two times.
 		failedJobs => "idemq.queue_id('dead')", firstRetried => 'NULL',
-		cause => ["'dead'", "'0'"], deadOfCause => ["'dead'", "'0'"], errorsWithin => ['NULL', "now() - interval '1 h'", 'now()'],
-		schedule => "'schedule 1'", nextTicks => [ "'0 3 * * *'", "'UTC'" ], pastTicks => [ "'0 3 * * *'", "'UTC'", "now() - interval '1 day'" ], scheduleJobs => [ "'finished'", "'key1'", "'key2'" ],
+		cause => ["'dead'", "'0'"], deadOfCause => ["'dead'", "'0'"], errorsWithin => ['NULL', "(now() - interval '1 h')", 'now()'],
+		schedule => "'schedule 1'", nextTicks => [ "'0 3 * * *'", "'UTC'" ], pastTicks => [ "'0 3 * * *'", "'UTC'", "(now() - interval '1 day')" ], scheduleJobs => [ "'finished'", "'key1'", "'key2'" ],
 		causeWorkers => "ARRAY(SELECT id FROM idemq.job_list WHERE queue = 'dead')");
 	my $source = slurp_file("$FindBin::RealBin/../../ui/src/queries.mjs");
 	my %found;

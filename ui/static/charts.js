@@ -36,6 +36,8 @@ const showAll = (index) => chartsOf().forEach((figure) => show(figure, index));
 
 function prepare(figure) {
   const svg = figure.querySelector('svg[data-left]');
+  // After a refresh, charts that were not replaced have their handlers already.
+  if (svg.hasAttribute('tabindex')) return;
   const last = figure.querySelectorAll('tbody tr').length - 1;
   for (const [name, value] of Object.entries({ role: 'slider', tabindex: 0, 'aria-valuemin': 0, 'aria-valuemax': last, 'aria-valuenow': last, 'aria-valuetext': 'now', 'aria-orientation': 'horizontal' }))
     svg.setAttribute(name, value);
