@@ -1,7 +1,10 @@
-# The parts of the web page (ui/) that need neither npm nor a browser: how it reads the history (ui/test/history.mjs), what pages say (ui/test/pages.mjs), schedules in words (ui/test/cron.mjs), what pages say of flows (ui/test/flow.mjs), the life of a job (ui/test/line.mjs), the terms of the search (ui/test/terms.mjs),
-# whether the server accepts each of its statements (ui/test/statements.mjs), that it shows nothing of encrypted documents (ui/test/encrypted.mjs), and whether settings of the role change what it reads
-# (ui/test/settings.mjs).  ui_slow.pl tests the page itself.
-# at least 266 assertions
+# The parts of the web page (ui/) that need neither npm nor a browser: how it reads the history (ui/test/history.mjs),
+# what pages say (ui/test/pages.mjs), schedules in words (ui/test/cron.mjs), what pages say of flows
+# (ui/test/flow.mjs), the life of a job (ui/test/line.mjs), the terms of the search (ui/test/terms.mjs), whether the
+# server accepts each of its statements (ui/test/statements.mjs), that it shows nothing of encrypted documents
+# (ui/test/encrypted.mjs), and whether settings of the role change what it reads (ui/test/settings.mjs).  ui_slow.pl
+# tests the page itself.
+# at least 267 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -25,7 +28,7 @@ my (undef, $trouble) = reports('history.mjs', 17, [ 'node', '--max-old-space-siz
 is($trouble, '', 'history.mjs: and nothing else');
 (undef, $trouble) = reports('pages.mjs', 22, [ 'node', "$ui/test/pages.mjs" ]);
 is($trouble, '', 'pages.mjs: and nothing else');
-(undef, $trouble) = reports('flow.mjs', 26, [ 'node', "$ui/test/flow.mjs" ]);
+(undef, $trouble) = reports('flow.mjs', 27, [ 'node', "$ui/test/flow.mjs" ]);
 is($trouble, '', 'flow.mjs: and nothing else');
 (undef, $trouble) = reports('line.mjs', 14, [ 'node', "$ui/test/line.mjs" ]);
 is($trouble, '', 'line.mjs: and nothing else');

@@ -90,5 +90,10 @@ const two = await newestFlows(pretend(pairs), one.next);
 tell(one.flows.length === 20 && two.flows.length === 10 && two.next === null && new Set(asked).size === 30, 'pages of flows hold each once', [one.flows.length, two.flows.length, two.next]);
 const join = await newestFlows(pretend([...range(EDGES + 5).reverse().map((parent) => [90_000, parent + 50]), [40, 39]]));
 tell(join.flows.map(({ newest }) => newest).join() === '90000,40' && join.next === null, 'a join of thousands is one flow, and what is older comes after it', [join.flows.map(({ newest }) => newest), join.next]);
+// Two sets of edges that are parts of one flow, which what is older connects: it is there once, and not on the next page again.
+const parts = async (statement, values) => (statement === newestEdges || statement === flowRoot ? pretend([[100, 50], [90, 40]])(statement, values) : [{ ...counts, newest: '100', roots: [] }]);
+const whole = await newestFlows(parts);
+const nothing = await newestFlows(parts, '95');
+tell(whole.flows.length === 1 && nothing.flows.length === 0, 'a flow that is found in parts is there once', [whole.flows.length, nothing.flows.length]);
 const list = String(flowsPage({ flows: [{ ...counts, id: '7', root: { id: '5', queue: 'shop', key: 'order-7', kind: 'order', enqueued_at: null }, completed: '3', dead: '1', cancelled: '5' }], next: null }, null));
 tell(/order-7 shop Failed 33 % 9 5 cancelled 1 dead/.test(text(list)) && /href="\/flow\/5"/.test(list), 'a row says what a flow is, how far, and what it lost', text(list));

@@ -65,6 +65,15 @@ ok((await page.locator('[data-age]').innerText()).startsWith('Live'), 'and a but
 await page.setViewportSize({ width: 1200, height: 1500 });
 await page.goto(base);
 await picture(page, 'ui-overview');
+for (const [width, height, name] of [[800, 600, 'ui-readme'], [1440, 900, 'ui-1440'], [820, 900, 'ui-820'], [390, 844, 'ui-390']]) {
+  await page.setViewportSize({ width, height });
+  await page.goto(base);
+  await picture(page, name);
+  if (name === 'ui-readme') continue;
+  await page.emulateMedia({ colorScheme: 'dark' });
+  await picture(page, `${name}-dark`);
+  await page.emulateMedia({ colorScheme: 'light' });
+}
 await page.setViewportSize({ width: 1200, height: 800 });
 
 // What needs somebody.
