@@ -124,7 +124,7 @@ my $proxied = page('postgres', '--actions', '--proxy=127.0.0.2');
 isnt(system("node $ui/bin/idemq-ui.mjs --port=0 --listen=0.0.0.0 >$tmp/refused 2>&1"), 0, 'elsewhere than on loopback it wants a proxy');
 like(slurp_file("$tmp/refused"), qr/--listen=0\.0\.0\.0 requires --proxy/, 'and says so');
 foreach (['story.mjs', 68, @addresses, $pictures], ['jobs.mjs', 153, @addresses[ 0, 1 ], page('looker', '--actions'), page('clerk', '--actions'), $proxied, $pictures],
-	['screens.mjs', 75, @addresses, $proxied, $pictures, $flow], ['search.mjs', 46, @addresses[ 0, 2 ]], ['lists.mjs', 24, @addresses[ 0, 2 ]],
+	['screens.mjs', 75, @addresses, $proxied, $pictures, $flow], ['search.mjs', 46, @addresses[ 0, 2 ]], ['lists.mjs', 23, @addresses[ 0, 2 ]],
 	['site.mjs', 45, $site])
 {
 	my ($part, $least, @arguments) = @$_;
