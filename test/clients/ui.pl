@@ -2,7 +2,7 @@
 # the terms of the search (ui/test/terms.mjs),
 # whether the server accepts each of its statements (ui/test/statements.mjs), that it shows nothing of encrypted documents (ui/test/encrypted.mjs), and whether settings of the role change what it reads
 # (ui/test/settings.mjs).  ui_slow.pl tests the page itself.
-# at least 140 assertions
+# at least 178 assertions
 
 use strict;
 use warnings FATAL => 'all';
