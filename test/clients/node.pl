@@ -3,7 +3,7 @@
 # Tests that need npm, a second server or real time are in node_slow.pl.
 # expects in log: \] XX[0-9A-Z]{3} .*canceling the wait for synchronous
 # takes long
-# at least 201 assertions
+# at least 214 assertions
 
 use strict;
 use warnings FATAL => 'all';
