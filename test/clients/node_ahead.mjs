@@ -117,7 +117,7 @@ test('a cancelled job does not begin', async () => {
 
 test('a worker that stops gives back what has not begun', async () => {
   const q = await queue(', max_attempts => 2', 20);
-  const { worker, begun, open, run } = blocked(q);
+  const { worker, begun, open, run } = blocked(q, { grace: 1000 });
   const ran = run();
   await until(async () => (await marked(q)) === 19);
   worker.stop();

@@ -179,7 +179,7 @@ class Ahead(Client):
 
     def test_drain(self):
         self.jobs(20, ", max_attempts => 2")
-        stop = self.start_worker()
+        stop = self.start_worker(grace=1000)
         self.wait_for(lambda: len(self.begun) == 1 and self.marked() == 19)
         stop(wait=False)
         self.wait_for(lambda: self.in_status("pending") == 19)

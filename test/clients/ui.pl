@@ -23,7 +23,7 @@ symlink $ENV{IDEMQ_NODE_MODULES}, "$ui/node_modules" or die "symlink: $!";
 my $node = new_server('ui');
 my (undef, $trouble) = reports('history.mjs', 10, [ 'node', '--max-old-space-size=160', "$ui/test/history.mjs" ]);
 is($trouble, '', 'history.mjs: and nothing else');
-(undef, $trouble) = reports('pages.mjs', 19, [ 'node', "$ui/test/pages.mjs" ]);
+(undef, $trouble) = reports('pages.mjs', 20, [ 'node', "$ui/test/pages.mjs" ]);
 is($trouble, '', 'pages.mjs: and nothing else');
 
 local @ENV{qw(PGHOST PGPORT PGUSER PGDATABASE)} = ($node->host, $node->port, 'postgres', 'postgres');

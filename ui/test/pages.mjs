@@ -6,6 +6,7 @@ import { html } from '../src/html.mjs';
 import { charts } from '../src/pages/charts.mjs';
 import { flowPage } from '../src/pages/flow.mjs';
 import { plainWhy, whySentence } from '../src/pages/layout.mjs';
+import { runningPage } from '../src/pages/lists.mjs';
 import { overviewPage } from '../src/pages/overview.mjs';
 
 const tell = (value, what, detail = '') => {
@@ -31,6 +32,10 @@ tell(axisCount(0.05, 0.05) === '0.05' && axisCount(0.1, 0.05) === '0.10' && axis
 const stale = { ...seriesOf([1, 1]), wait_p95: [369, null], oldest_due: [5, null] };
 tell(/age –/.test(text(charts(stale))) && /p95 –/.test(text(charts(stale))), 'an old value is not shown as the current one', text(charts(stale)));
 tell(charts({ ...seriesOf([1, 1]), died: [0, 3] }).toString().match(/M\S+ 4l6 6m0-6l-6 6/g).length === 1, 'deaths are marked in one chart only');
+
+// A job that waits in its worker. A server of an earlier version does not say so.
+const runs = (more) => text(runningPage([{ job_id: '7', queue: 'q', worker: 'W', pid: 1, attempt: 1, claimed_at: new Date(), expires_in: 5, attached: false, state: 'active', progress: null, ahead: null, ...more }]));
+tell(runs({ ahead: 'true' }).includes('ahead, waits for a free place') && [{ ahead: 'false' }, {}].every((more) => runs(more).includes(' active ')), 'a job that was claimed ahead is marked', runs({}));
 
 // Many queues.
 const queue = (name, more = {}) => ({ queue: name, unfinished: null, max_unfinished: null, pending: '3', running: '0', blocked: '0', dead: '0', retrying: '0', groups_held: '0', oldest_ready: null,
