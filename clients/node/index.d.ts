@@ -618,6 +618,10 @@ export interface OutsideOptions {
   captureLogs?: CaptureLogs;
   /** Decodes payloads and encodes what is stored about the jobs, to encrypt them for example. */
   codec?: Codec;
+  /** Maximum number of jobs that the worker claims ahead, which wait in it for a free place. Default: 0. */
+  ahead?: number;
+  /** Seconds after which a job that was claimed ahead, and has not begun, is given back. Default: 1. */
+  aheadWait?: number;
 }
 
 /** Options of one queue whose handlers share a transaction with the completion of their jobs. */
@@ -699,7 +703,7 @@ export class Worker<Q extends string = string> {
   stop(): void;
 }
 
-export interface ClusterWorkerOptions extends Omit<WorkerOptions, 'waitConnection' | 'giveUpAfter'> {
+export interface ClusterWorkerOptions extends Omit<WorkerOptions, 'waitConnection' | 'giveUpAfter' | 'ahead' | 'aheadWait'> {
   /** Numbers of the shards to serve first. Default: all shards are equal. */
   home?: number[];
   /** Whether the worker also serves shards that are not in home. Default: true. */

@@ -202,12 +202,14 @@ COMMENT ON FUNCTION idemq.heartbeat(bigint, bigint, interval)
 - lease: NULL extends the lease by the duration that it had after the claim, even after a server crash. A different duration also applies to later heartbeats, until the server restarts. The lease never extends beyond the queue''s job_timeout, counted from the claim.';
 
 CREATE FUNCTION idemq.heartbeat_many(
-	ids bigint[], tokens bigint[], lease interval DEFAULT NULL, end_waits int[] DEFAULT '{}')
+	ids bigint[], tokens bigint[], lease interval DEFAULT NULL, end_waits int[] DEFAULT '{}',
+	ahead boolean DEFAULT NULL)
 	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_heartbeat_many';
-COMMENT ON FUNCTION idemq.heartbeat_many(bigint[], bigint[], interval, int[])
+COMMENT ON FUNCTION idemq.heartbeat_many(bigint[], bigint[], interval, int[], boolean)
 	IS 'Extend the leases of many jobs, as idemq.heartbeat does. Returns one row per element, with the id and token.
-- end_waits: process ids of sessions with the same login role; their wait or wait_any ends now, as with idemq.report_worker';
+- end_waits: process ids of sessions with the same login role; their wait or wait_any ends now, as with idemq.report_worker
+- ahead: true marks jobs that the worker has claimed but cannot begin yet. If their leases end, the attempts do not count. false removes the mark before the worker begins the jobs; the outcome blocked means that the queue is paused or held back, so the worker must release the job instead. NULL changes nothing.';
 
 CREATE FUNCTION idemq.validate(id bigint, token bigint) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_validate';

@@ -20,7 +20,7 @@ COMMENT ON FUNCTION idemq.progress(jsonb)
 CREATE FUNCTION idemq_internal.leases()
 	RETURNS TABLE (queue text, job_id bigint, worker text, pid int, attempt int,
 		claimed_at timestamptz,
-		deadline timestamptz, expires_in interval, attached boolean, state text, handler boolean)
+		deadline timestamptz, expires_in interval, attached boolean, state text, handler boolean, ahead boolean)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_leases';
 COMMENT ON FUNCTION idemq_internal.leases()
 	IS 'List the lease entries of queues that the caller may claim from or administer. For pg_monitor, list all lease entries. Use the view idemq.running_jobs instead.';
@@ -32,7 +32,8 @@ CREATE VIEW idemq.running_jobs WITH (security_barrier) AS
 		l.attached, l.state,
 		idemq.progress((SELECT j.checkpoint FROM idemq.jobs j
 			WHERE j.id OPERATOR(pg_catalog.=) l.job_id
-				AND j.status OPERATOR(pg_catalog.=) 'running')) AS progress
+				AND j.status OPERATOR(pg_catalog.=) 'running')) AS progress,
+		l.ahead
 	FROM idemq_internal.leases() l;
 COMMENT ON VIEW idemq.running_jobs IS 'one row per running job, with the session that holds it, for queues that you may claim from or administer; pg_monitor sees all queues';
 COMMENT ON COLUMN idemq.running_jobs.queue IS 'name of the queue';
@@ -47,6 +48,7 @@ COMMENT ON COLUMN idemq.running_jobs.deadline IS 'end of the lease, including ex
 COMMENT ON COLUMN idemq.running_jobs.state IS 'state of the lease: claiming, active, cancelling, ending or reaping. Claiming means that the claim''s transaction is open. Cancelling means that a transaction that is cancelling the job is waiting for the worker''s transaction. Ending means that a transaction that finishes or cancels the job is open. Reaping means that the expired lease is being reclaimed.';
 
 COMMENT ON COLUMN idemq.running_jobs.progress IS 'progress of the attempt in percent, computed by idemq.progress from its last checkpoint; NULL means that the checkpoint does not contain the progress';
+COMMENT ON COLUMN idemq.running_jobs.ahead IS 'whether the job waits in its worker for a free place and has not begun; if its worker ends, the attempt does not count';
 
 -- Topic: Observing
 

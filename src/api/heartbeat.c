@@ -54,11 +54,11 @@ beat_entry(int32 queue_id, int64 id, int64 token, int64 length)
 
 /*
  * Extends a lease that has no entry: adds an entry, or, if the table is full, writes the deadline
- * into the row.  Never waits: while another transaction holds the row, the attempt remains current
+ * into the row.  begins: the worker is about to begin a job that it has claimed ahead.  Never waits: while another transaction holds the row, the attempt remains current
  * until that transaction commits.
  */
 static Outcome
-beat_by_row(int64 id, int64 token, int64 length)
+beat_by_row(int64 id, int64 token, int64 length, bool begins)
 {
 	LostLeases lost = {.context = CurrentMemoryContext};
 	EventArgs args = {0};
@@ -73,6 +73,8 @@ beat_by_row(int64 id, int64 token, int64 length)
 	args.now = idemq_now();
 	if (outcome == OUTCOME_CURRENT && idemq_row_limit(&attempt.job, &attempt.queue) <= args.now)
 		outcome = OUTCOME_EXPIRED;
+	if (outcome == OUTCOME_CURRENT && begins && idemq_queue_is_closed(&attempt.queue))
+		outcome = OUTCOME_BLOCKED;
 	if (outcome == OUTCOME_CURRENT)
 	{
 		length = length > 0 ? length : idemq_row_lease(&attempt.job);
@@ -106,9 +108,17 @@ beat_by_row(int64 id, int64 token, int64 length)
 	return outcome == OUTCOME_ALREADY_COMMITTED ? OUTCOME_STALE : outcome;
 }
 
+/* What a heartbeat says about a job that its worker has claimed ahead. */
+typedef enum Ahead
+{
+	AHEAD_NOT_SAID,
+	AHEAD_WAITS, /* it waits for a free place */
+	AHEAD_BEGINS /* the worker is about to begin it */
+} Ahead;
+
 /* Restarts a lease from now; see the SQL function heartbeat. */
 static Outcome
-heartbeat_beat(int64 id, int64 token, int64 length)
+heartbeat_beat(int64 id, int64 token, int64 length, Ahead ahead)
 {
 	Lease lease;
 	QueueInfo queue;
@@ -118,9 +128,15 @@ heartbeat_beat(int64 id, int64 token, int64 length)
 		if (!idemq_queue_allows(lease.queue_id, PRIVILEGE_CLAIM, &queue))
 			return OUTCOME_NOT_FOUND;
 		idemq_settings_check_lease(&queue, length);
+		if (ahead == AHEAD_BEGINS && idemq_queue_is_closed(&queue))
+			return OUTCOME_BLOCKED;
+		if (ahead == AHEAD_BEGINS)
+			idemq_lease_set_ahead(id, token, false, queue.job_timeout);
 		switch (beat_entry(lease.queue_id, id, token, length))
 		{
 			case LEASE_BEAT_DONE:
+				if (ahead == AHEAD_WAITS)
+					idemq_lease_set_ahead(id, token, true, 0);
 				return OUTCOME_CURRENT;
 			case LEASE_BEAT_STALE:
 				idemq_queue_count_refusal(&queue, COUNTER_STALE_CALLS);
@@ -133,7 +149,7 @@ heartbeat_beat(int64 id, int64 token, int64 length)
 				break;
 		}
 	}
-	return beat_by_row(id, token, length);
+	return beat_by_row(id, token, length, ahead == AHEAD_BEGINS);
 }
 
 /*
@@ -146,17 +162,21 @@ SQL_FUNCTION(idemq_sql_heartbeat)
 
 	idemq_arg_attempt(fcinfo);
 	idemq_following_refuse();
-	return idemq_outcome_datum(heartbeat_beat(PG_GETARG_INT64(0), PG_GETARG_INT64(1), length));
+	return idemq_outcome_datum(heartbeat_beat(PG_GETARG_INT64(0), PG_GETARG_INT64(1), length,
+											  AHEAD_NOT_SAID));
 }
 
 /*
- * heartbeat_many(ids, tokens, lease, end_waits) -> setof (id, token, outcome as heartbeat); 22004,
- * 22023, 53400.  Leases that have entries are extended first, so that an error at the row of
+ * heartbeat_many(ids, tokens, lease, end_waits, ahead) -> setof (id, token, outcome as heartbeat, or
+ * blocked); 22004, 22023, 53400.  Leases that have entries are extended first, so that an error at the row of
  * another job, such as 53400 for a queue without a state, does not prevent this.
  */
 SQL_FUNCTION(idemq_sql_heartbeat_many)
 {
 	int64 length = PG_ARGISNULL(2) ? 0 : idemq_arg_interval(fcinfo, 2, "lease", 1);
+	Ahead ahead = PG_ARGISNULL(4)		 ? AHEAD_NOT_SAID
+				  : PG_GETARG_BOOL(4) ? AHEAD_WAITS
+									  : AHEAD_BEGINS;
 	ArrayArg ids;
 	ArrayArg tokens;
 	ReturnSetInfo *set;
@@ -179,7 +199,7 @@ SQL_FUNCTION(idemq_sql_heartbeat_many)
 				continue;
 			outcomes[i] =
 				idemq_outcome_datum(heartbeat_beat(DatumGetInt64(ids.values[i]),
-												   DatumGetInt64(tokens.values[i]), length));
+												   DatumGetInt64(tokens.values[i]), length, ahead));
 		}
 	}
 	for (int i = 0; i < ids.count; i++)

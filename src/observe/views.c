@@ -90,6 +90,7 @@ SQL_FUNCTION(idemq_sql_leases)
 									 : "active";
 		row_add(&row, CStringGetTextDatum(state));
 		row_add(&row, BoolGetDatum(lease->handler));
+		row_add(&row, BoolGetDatum(lease->ahead));
 		tuplestore_putvalues(set->setResult, set->setDesc, row.values, row.nulls);
 		MemoryContextSwitchTo(old);
 		MemoryContextReset(row_context);

@@ -421,6 +421,20 @@ say_attempt(WhyCall *call, int pid)
 		say(call, ", claimed by pid %d", pid);
 }
 
+/* Says which worker has claimed a job that it has not begun. */
+static void
+say_ahead(WhyCall *call)
+{
+	const Job *job = &call->job;
+
+	say(call, "claimed by ");
+	if (job->row->tts_isnull[COL_WORKER])
+		say(call, "a worker");
+	else
+		say(call, "worker \"%s\"", TextDatumGetCString(job->row->tts_values[COL_WORKER]));
+	say(call, ", waits for a free place");
+}
+
 /* Says until when the lease lasts, or what follows because it has expired. */
 static void
 say_deadline(WhyCall *call, TimestampTz deadline)
@@ -452,7 +466,10 @@ say_running(WhyCall *call)
 	}
 	if (say_claiming(call, &lease))
 		return;
-	say_attempt(call, idemq_lease_pid(&lease));
+	if (lease.ahead)
+		say_ahead(call);
+	else
+		say_attempt(call, idemq_lease_pid(&lease));
 	finisher = idemq_session_pid(lease.ending.finisher);
 	if (lease.ending.finisher == IDEMQ_MY_PROC_NUMBER)
 		say(call, "; this transaction is ending the attempt");

@@ -20,7 +20,7 @@ INSERT INTO good VALUES ('queue', '''q'''), ('queues', '''{q}'''), ('payload', '
 	('cron', '''0 0 1 1 *'''), ('time_zone', '''UTC'''), ('after', '''2026-01-01'''), ('until', '''2100-01-01'''), ('checkpoint', '''{}'''),
 	('depends_on', 'ARRAY[$1]'), ('on_parent_failure', '''wait'''), ('jobs', '''[{"name": "a", "queue": "q", "payload": 1, "depends_on": []}]'''),
 	('expect_workers', 'true'), ('most', '10'), ('member', '$1'), ('counts', '''{10,1}'''), ('part', '0.5'), ('process', '''7b0c7f6a-1111-4222-8333-444455556666'''),
-	('program', '''sh'''), ('version', '''1'''), ('host', '''here'''), ('concurrency', '2'), ('running', 'ARRAY[$1]'), ('done', '3'), ('stopping', 'false'), ('end_waits', '''{}'''), ('exact', 'false'),
+	('program', '''sh'''), ('version', '''1'''), ('host', '''here'''), ('concurrency', '2'), ('running', 'ARRAY[$1]'), ('done', '3'), ('stopping', 'false'), ('end_waits', '''{}'''), ('ahead', 'true'), ('exact', 'false'),
 	('child', '(idemq.enqueue(''q'', ''1'', depends_on => ARRAY[$1])).id'), ('parents', 'ARRAY[(idemq.enqueue(''q'', ''1'')).id]');
 CREATE FUNCTION regress_handler(jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog AS 'SELECT';
 -- Schedules want somebody who ticks; what is published, a topic.

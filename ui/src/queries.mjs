@@ -192,7 +192,8 @@ export const scheduleJobs = `
 
 export const runningJobs = `
   SELECT w.queue, w.job_id, w.worker, w.pid, w.attempt, w.claimed_at,
-    extract(epoch FROM w.expires_in)::float8 AS expires_in, w.attached, w.state, to_jsonb(w) ->> 'progress' AS progress
+    extract(epoch FROM w.expires_in)::float8 AS expires_in, w.attached, w.state, to_jsonb(w) ->> 'progress' AS progress,
+    to_jsonb(w) ->> 'ahead' AS ahead
   FROM idemq.running_jobs w ORDER BY w.expires_in NULLS LAST LIMIT 500`;
 
 /** The workers that have reported in the last hour, and the handlers.  The oldest running job of each is looked up for all of them at once. */

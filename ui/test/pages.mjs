@@ -7,6 +7,7 @@ import { carry, timesOf, withSpan } from '../src/span.mjs';
 import { trendOf } from '../src/pages/cause.mjs';
 import { charts } from '../src/pages/charts.mjs';
 import { plainWhy, whySentence } from '../src/pages/layout.mjs';
+import { runningPage } from '../src/pages/lists.mjs';
 import { overviewPage } from '../src/pages/overview.mjs';
 
 const tell = (value, what, detail = '') => {
@@ -49,6 +50,9 @@ tell(withSpan('/errors?queue=a#b', { from: '2026-11-30', to: '2026-12-01' }) ===
 const trend = trendOf([100, 110, 3000, 3001, 3001], 100, 3001);
 tell(trend.values.reduce((sum, value) => sum + value, 0) === 5 && trend.values[0] + trend.values[1] === 2 && trend.times.at(-1) >= 3001_000 && trend.values.length <= 60, 'the points of a trend', trend);
 tell(trendOf([0, 86400 * 900], 0, 86400 * 900).values.length <= 60, 'of years, too');
+// A job that waits in its worker. A server of an earlier version does not say so.
+const runs = (more) => text(runningPage([{ job_id: '7', queue: 'q', worker: 'W', pid: 1, attempt: 1, claimed_at: new Date(), expires_in: 5, attached: false, state: 'active', progress: null, ahead: null, ...more }]));
+tell(runs({ ahead: 'true' }).includes('ahead, waits for a free place') && [{ ahead: 'false' }, {}].every((more) => runs(more).includes(' active ')), 'a job that was claimed ahead is marked', runs({}));
 
 // Many queues.
 const queue = (name, more = {}) => ({ queue: name, unfinished: null, max_unfinished: null, pending: '3', running: '0', blocked: '0', dead: '0', retrying: '0', groups_held: '0', oldest_ready: null,

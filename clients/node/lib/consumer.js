@@ -1,6 +1,7 @@
 // One queue of a worker: its slots, its settings, and the attempts that it has claimed.  worker.js claims for it; transactions.js (Inside)
 // and outside.js (Outside) run the attempts.
 
+import { Ahead } from './ahead.js';
 import { Breaker } from './breaker.js';
 import { textOf } from './errors.js';
 import { Outside, singleHandler } from './handlers.js';
@@ -52,6 +53,13 @@ export class Consumer {
   #attached;
   /** @type {Transactions | OutsideAttempts} */
   #mode;
+  /** Attempts that have not ended. @type {Set<Attempt>} */
+  #held = new Set();
+  /** Number of jobs that claims under way ask for, and of attempts that the same statements end. */
+  #asked = 0;
+  #ending = 0;
+  /** The jobs that are claimed ahead, if the worker does that. @type {Ahead | undefined} */
+  ahead;
   #shared;
   /** Attempts of this turn of the event loop whose handlers succeeded, but after their leases. @type {Attempt[]} */
   #late = [];
@@ -76,6 +84,7 @@ export class Consumer {
     const outside = (this.outside = way instanceof Outside);
     this.#attached = way.attach ?? (!outside && !shared.pooled);
     const handler = shared.hooks.around(checked(singleHandler(way.handler, way.unknownKind, shared.logger), way.schema));
+    if (way.ahead > 0 && !shared.once && !shared.shardSlots) this.ahead = new Ahead(this, way.ahead, 1000 * way.aheadWait);
     this.#mode = outside ? new OutsideAttempts(this, handler, shared.links) : new Transactions(this, handler, shared.slots);
   }
 
@@ -101,6 +110,27 @@ export class Consumer {
   get mayClaim() {
     const { stopping, shardSlots } = this.#shared;
     return !stopping.aborted && !shardSlots?.shouldYield && !this.paused && !this.#breaker.open;
+  }
+
+  /**
+   * Calls a claim with the number of jobs that it may ask for. Claims and ends of attempts that are under way are taken into account.
+   * @template T @param {number} ending number of attempts that the same statement ends @param {(most: number) => Promise<T>} claim
+   */
+  async claiming(ending, claim) {
+    this.#ending += ending;
+    const most = Math.max(this.concurrency * this.batch + (this.ahead?.most ?? 0) - (this.#held.size - this.#ending) - this.#asked, 0);
+    this.#asked += most;
+    try {
+      return await claim(most);
+    } finally {
+      this.#ending -= ending;
+      this.#asked -= most;
+    }
+  }
+
+  /** Whether it claims although no slot is free. The commits of runOutside also claim ahead. */
+  get refills() {
+    return !this.outside && !!this.ahead?.low && this.mayClaim;
   }
 
   /** Awaits work that only waits for the server. @template T @param {Promise<T>} work @returns {Promise<T>} */
@@ -129,26 +159,39 @@ export class Consumer {
       });
       attempt.leaseSession = this.#attachedTo(session);
       attempt.leaseSession?.attempts.add(attempt);
+      attempt.claimSession = session;
+      this.#held.add(attempt);
       this.#shared.running.add(attempt);
       return attempt;
     });
   }
 
-  /** Takes the queue's settings. @param {{ lease: string, timeout: string | null }} row */
-  configure({ lease, timeout }) {
+  /** Takes the queue's settings. @param {{ lease: string, timeout: string | null, not_ahead: string | null }} row */
+  configure({ lease, timeout, not_ahead: notAhead }) {
+    this.ahead?.configure(notAhead);
     this.lease = Number(lease);
     this.#timeoutOfQueue = timeout !== null;
     this.#timeout = timeout === null ? this.way.timeout * 1000 : Number(timeout);
   }
 
-  /** Runs attempts in a slot, and then those that were claimed with their commits. @param {Attempt[]} attempts */
+  /** Starts slots for claimed jobs that wait. */
+  fill() {
+    if (this.ahead) for (let n = Math.min(this.free, Math.ceil(this.ahead.size / this.batch)); n > 0; n--) this.start([]);
+  }
+
+  /** Called when a call for which no slot waits has ended. */
+  settled() {
+    if (this.#shared.stopping.aborted) this.#shared.freed(this);
+  }
+
+  /** Runs attempts in a slot, and then those that were claimed with their commits or wait. @param {Attempt[]} attempts */
   start(attempts) {
     let next = attempts;
     const mode = /** @type {Transactions} */ (this.#mode);
     const run = async () => {
       const slot = mode.acquire();
       try {
-        while ((next = await this.unheld(next)).length > 0) {
+        while ((next = await this.#next(next)).length > 0) {
           // Jobs that were claimed with the last commit but not started are released.
           if (this.#shared.stopping.aborted) next.forEach((attempt) => attempt.cancel('drain'));
           next = await mode.attempt(next, slot);
@@ -157,7 +200,7 @@ export class Consumer {
         mode.release(slot);
       }
     };
-    if (this.#breaker.open && this.busy === 0) [this.#probe] = attempts;
+    if (this.#breaker.open && this.busy === 0 && attempts.length > 0) [this.#probe] = attempts;
     this.busy++;
     run()
       .catch((error) => {
@@ -167,9 +210,22 @@ export class Consumer {
       })
       .finally(() => {
         this.busy--;
+        if (this.ahead) this.ahead.dry = false;
         this.#shared.shardSlots?.release(1);
         this.#shared.freed(this);
+        this.fill();
       });
+  }
+
+  /** The attempts that a slot begins next: the given ones, or else some that wait. @param {Attempt[]} attempts */
+  async #next(attempts) {
+    let next = attempts;
+    if (this.ahead && next.length === 0) {
+      next = await this.ahead.take(this.batch);
+      if (next.length > 0 && this.#breaker.open && this.busy === 1) [this.#probe] = next;
+      if (this.refills) this.#shared.freed(this);
+    }
+    return this.unheld(next);
   }
 
   /**
@@ -212,6 +268,7 @@ export class Consumer {
 
   /** @param {Attempt} attempt */
   #forget(attempt) {
+    this.#held.delete(attempt);
     this.#shared.running.delete(attempt);
     attempt.leaseSession?.attempts.delete(attempt);
   }
@@ -221,6 +278,7 @@ export class Consumer {
     const { job } = attempt;
     if (!this.#shared.once && (outcome === 'retrying' || outcome === 'dead')) {
       const opened = this.#breaker.failed(job.kind, error);
+      if (opened) this.ahead?.giveBackAll('the last attempts have failed with the same error');
       if (opened) this.logger.error(`idemq: ${this.queue}${job.kind === null ? '' : `, kind ${job.kind}`}: ten attempts in a row have failed with the same error, so the worker runs one job at a time until one succeeds: ${this.redact(textOf(error))}`);
       this.pausedUntil = Math.max(this.pausedUntil, Date.now() + this.#breaker.pause());
     }
@@ -240,6 +298,7 @@ export class Consumer {
     }
     const of = `idemq: ${attempt.name}: attempt ${job.attempt} of ${job.maxAttempts}`;
     this.#forget(attempt);
+    this.ahead?.ended(attempt);
     counts[outcome] = (counts[outcome] ?? 0) + 1;
     if (attempt.abandoned) this.#shared.abandoned(attempt);
     if (outcome === 'stale' || outcome === 'not_found') this.logger.warn(`${of}: the lease was lost${text ? `: ${text}` : ''}`);

@@ -53,11 +53,13 @@ export class GroupCommit {
       const share = this.#committing === 1 && this.#ended.length >= splitFrom ? 2 : 1;
       const ended = this.#ended.splice(0, Math.ceil(this.#ended.length / share));
       if (share > 1) void this.#commitAll();
-      const next = await this.#commit(
-        ended.flatMap(({ done }) => done),
-        ended.reduce((sum, { wants }) => sum + wants, 0),
-        /** @type {Link} */ (own ?? ended[0].link),
-      );
+      const { ahead } = this.worker;
+      const done = ended.flatMap((each) => each.done);
+      const wants = ended.reduce((sum, each) => sum + each.wants, 0);
+      const link = /** @type {Link} */ (own ?? ended[0].link);
+      const next = ahead && wants > 0 ? await this.worker.claiming(done.length, (most) => this.#commit(done, most, link)) : await this.#commit(done, wants, link);
+      // Claimed jobs begin in their order, in slots that are free or become free.
+      if (ahead) ahead.accept(next.splice(0));
       for (const { wants, then } of ended) then(next.splice(0, wants));
     }
     if (own) this.links.push(own);

@@ -19,10 +19,12 @@ class Way {
   constructor(handler, options, names) {
     checkOptions(options, names, new.target.name);
     checkHandlers(handler);
-    const { concurrency = 1, batch = 1, timeout = 3600, unknownKind = 60 } = options;
+    const { concurrency = 1, batch = 1, timeout = 3600, unknownKind = 60, ahead = 0, aheadWait = 1 } = options;
     checkCount(concurrency, 'concurrency');
     checkCount(batch, 'batch');
     checkSeconds(timeout, 'timeout');
+    if (ahead !== 0) checkCount(ahead, 'ahead');
+    checkSeconds(aheadWait, 'aheadWait');
     optionalInterval(unknownKind, 'unknownKind');
     const { neverRetry = [] } = options;
     if (!Array.isArray(neverRetry)) reject('neverRetry', 'an array of exception classes', neverRetry);
@@ -32,6 +34,8 @@ class Way {
     this.concurrency = concurrency;
     this.batch = batch;
     this.timeout = timeout;
+    this.ahead = ahead;
+    this.aheadWait = aheadWait;
     this.unknownKind = unknownKind;
     this.attach = optionalBoolean(options.attach, 'attach') ?? undefined;
     this.lease = optionalInterval(options.lease, 'lease');

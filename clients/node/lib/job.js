@@ -175,6 +175,14 @@ export class Attempt {
   unlocked = false;
   /** The session with which its lease ends. @type {import('./connection.js').Session | undefined} */
   leaseSession;
+  /** When it was claimed, from Date.now(), and when its handler was called. @type {number} */
+  claimedAt = 0;
+  /** @type {number | undefined} */
+  began;
+  /** The session that claimed it. @type {import('./connection.js').Session | undefined} */
+  claimSession;
+  /** Whether the server knows that it waits for a free slot. */
+  marked = false;
   /** Whether its lease was lost at the last check. */
   lost = false;
   /** Whether its handler has ended it through SQL, so that it has no lease any more. The handler continues. */
@@ -382,7 +390,8 @@ export class Attempt {
     });
     if (this.why) throw this.reason;
     if (this.row.unreadable) throw this.row.unreadable;
-    this.ends = Date.now() + this.timeout;
+    this.began = Date.now();
+    this.ends = this.began + this.timeout;
     arm();
     const run = async () => finishedResult(await handler());
     const running = inJob(this.job, () => (this.sharesSpan ? run() : processing([this], run)));

@@ -59,7 +59,7 @@ export const FINISHED_JOBS = { signal: true, logger: true };
 export const STEP = { request: true, callTimeout: true, ask: true };
 
 /** @type {Names<import('../index.js').OutsideOptions>} */
-export const OUTSIDE = { concurrency: true, lease: true, timeout: true, attach: true, unknownKind: true, neverRetry: true, schema: true, captureLogs: true, codec: true };
+export const OUTSIDE = { concurrency: true, lease: true, timeout: true, attach: true, unknownKind: true, neverRetry: true, schema: true, captureLogs: true, codec: true, ahead: true, aheadWait: true };
 /** @type {Names<import('../index.js').InsideOptions>} */
 export const INSIDE = { ...OUTSIDE, batch: true };
 /** @type {Names<import('../index.js').KindOptions>} */
@@ -74,8 +74,9 @@ export const WORKER = { ...QUEUES_WORKER, ...INSIDE };
 /** @type {Names<import('../index.js').Hooks>} */
 export const HOOKS = { around: true, failed: true, started: true, stopped: true };
 
+const { ahead: ____, aheadWait: ______, ...ofShard } = INSIDE;
 /** @type {Names<import('../index.js').ClusterWorkerOptions>} */
-export const CLUSTER_WORKER = { ...shared, ...INSIDE, home: true, roam: true, shardPlace: true };
+export const CLUSTER_WORKER = { ...shared, ...ofShard, home: true, roam: true, shardPlace: true };
 
 /**
  * Throws for unknown options, and suggests the likely name.

@@ -71,7 +71,12 @@ export class OutsideAttempts {
       return [];
     }
     const text = attempt.codec ? await this.#encoded(attempt.codec, attempt, result) : this.#json(attempt, result);
-    return this.worker.lendWhile(this.groupCommit.commit([{ attempt, result: text }], 1));
+    const ended = this.groupCommit.commit([{ attempt, result: text }], 1);
+    const { ahead } = this.worker;
+    if (!ahead || ahead.size === 0) return this.worker.lendWhile(ended);
+    // The slot continues with a job that waits.
+    ahead.track(ended);
+    return [];
   }
 
   /** The result as JSON, or null if it cannot be encoded, because the effect has already happened. @param {Attempt} attempt @param {unknown} result */

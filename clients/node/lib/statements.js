@@ -16,6 +16,10 @@ export const END_WAIT = "SELECT outcome::text FROM idemq.heartbeat_many('{}', '{
 // Each lease keeps its length.
 export const HEARTBEAT = `${PAIRS} idemq.heartbeat_many($1::bigint[], $2::bigint[], NULL, end_waits => '{}')`;
 
+// Of jobs that were claimed ahead: they wait, or the worker is about to begin them.
+export const MARK_AHEAD = `${PAIRS} idemq.heartbeat_many($1::bigint[], $2::bigint[], NULL, ahead => true)`;
+export const BEGIN_AHEAD = `${PAIRS} idemq.heartbeat_many($1::bigint[], $2::bigint[], NULL, ahead => false)`;
+
 // Statements for messages (pipeline.js), with their names on a session that belongs to the worker.
 export const CLAIM = {
   name: 'idemq_claim',
@@ -79,7 +83,10 @@ export const REPORT_WORKER = `SELECT pg_catalog.set_config('synchronous_commit',
   concurrency => $7::int, running => $8::bigint[], done => $9::bigint, stopping => $10::bool, end_waits => $11::int[])`;
 
 export const SETTINGS = `SELECT q.name, (1000 * extract(epoch FROM coalesce(w.lease, q.lease)))::text AS lease,
-    (1000 * extract(epoch FROM q.job_timeout))::text AS timeout
+    (1000 * extract(epoch FROM q.job_timeout))::text AS timeout,
+    CASE WHEN q.max_running IS NOT NULL THEN 'max_running' WHEN q.rate_limit IS NOT NULL THEN 'rate_limit' WHEN q.max_attempts = 1 THEN 'max_attempts 1'
+      WHEN q.group_max_running > 1 THEN 'group_max_running' WHEN q.group_rate_limit IS NOT NULL THEN 'group_rate_limit'
+      WHEN q.group_max_unfinished IS NOT NULL THEN 'group_max_unfinished' END AS not_ahead
   FROM ROWS FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::interval[])) AS w (name, lease) JOIN idemq.queues AS q USING (name)`;
 
 /**

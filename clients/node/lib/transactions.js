@@ -137,7 +137,7 @@ export class Transactions {
     let groups = [...attempts.filter((attempt) => attempt.job.attempt > 1).map((attempt) => [attempt]), ...(first.length > 0 ? [first] : [])];
     while (groups.length > 0) {
       const [group] = groups.splice(0, 1);
-      const next = await this.#run(slot, group, groups.length === 0);
+      const next = await this.#run(slot, group, groups.length === 0 && !this.worker.ahead);
       if (groups.length === 0 && next) return next;
       if (!next) groups.unshift(...group.map((attempt) => [attempt]));
       const left = await this.worker.unheld(groups.flat()); // this one may have been the tenth failure

@@ -268,7 +268,7 @@ export class Worker {
 
   /** Number of slots in use. */
   get #busy() {
-    return this.#consumers.reduce((sum, { busy }) => sum + busy, 0);
+    return this.#consumers.reduce((sum, { busy, ahead }) => sum + busy + (ahead?.pending ?? 0), 0);
   }
 
   /** The shortest lease in milliseconds. */
@@ -280,7 +280,7 @@ export class Worker {
   async #dispatch() {
     const consumers = [...this.#consumers];
     while (!this.#stop.signal.aborted) {
-      const ready = consumers.filter((consumer) => consumer.free > 0 && !consumer.empty && !consumer.paused);
+      const ready = consumers.filter((consumer) => (consumer.free > 0 || consumer.refills) && !consumer.empty && !consumer.paused);
       for (const consumer of ready) await this.#claimFor(consumer);
       consumers.push(.../** @type {Consumer[]} */ (consumers.splice(0, 1))); // the next round begins with the next queue
       if (ready.length > 0) continue;
@@ -298,6 +298,7 @@ export class Worker {
       consumer.known = true;
       // In a drain, a job that has ended meanwhile may have added jobs after the claim.
       consumer.empty = attempts.length === 0 && (!this.#options.once || ends === this.#ends);
+      if (consumer.ahead) consumer.ahead.accept(attempts.splice(0));
       while (attempts.length > 0) consumer.start(attempts.splice(0, consumer.batch));
     } catch (error) {
       if (this.#stop.signal.aborted) return;
@@ -454,14 +455,21 @@ export class Worker {
   #claim(consumer, jobs) {
     return this.control.withSession(async (session) => {
       if (Date.now() - this.#settingsRead > settingsMaxAge) await withTimeout(this.control.answerTimeout, session, this.#settings(session));
-      const asked = Date.now();
-      const answer = await withTimeout(this.control.answerTimeout, session, session.send([{ ...CLAIM, values: consumer.claimArguments(session, jobs) }]));
-      if (answer.error) throw answer.error;
-      const rows = answer.rows[0].map((fields) => jobFromRow(session, fields, 0));
-      if (!this.#stop.signal.aborted || rows.length === 0) return consumer.begun(rows, asked, session);
-      await withTimeout(this.control.answerTimeout, session, session.query(RELEASE_MANY, [rows.map((row) => row.id), rows.map((row) => row.token)]));
-      return [];
+      if (!consumer.ahead) return this.#claimOn(session, consumer, jobs);
+      return consumer.claiming(0, async (most) => (most === 0 ? [] : this.#claimOn(session, consumer, most)));
     }, this.#stop.signal);
+  }
+
+  /** @param {import('./connection.js').Session} session @param {Consumer} consumer @param {number} most @returns {Promise<Attempt[]>} */
+  async #claimOn(session, consumer, most) {
+    const asked = Date.now();
+    const answer = await withTimeout(this.control.answerTimeout, session, session.send([{ ...CLAIM, values: consumer.claimArguments(session, most) }]));
+    if (answer.error) throw answer.error;
+    const rows = answer.rows[0].map((fields) => jobFromRow(session, fields, 0));
+    if (consumer.ahead) consumer.ahead.dry = rows.length < most;
+    if (!this.#stop.signal.aborted || rows.length === 0) return consumer.begun(rows, asked, session);
+    await withTimeout(this.control.answerTimeout, session, session.query(RELEASE_MANY, [rows.map((row) => row.id), rows.map((row) => row.token)]));
+    return [];
   }
 
   /** The error, replaced by a clearer one if the database does not have the extension. @param {unknown} error @returns {unknown} */

@@ -213,6 +213,8 @@ class _Worker:
         hooks: Union[Hooks, Mapping[str, Callable[..., Any]], None] = None,
         capture_logs: str = "off",
         redact: Optional[Callable[[str], str]] = None,
+        ahead: int = 0,
+        ahead_wait: float = 1,
     ) -> None:
         """Create a worker.  It connects to nothing until it runs.
 
@@ -239,11 +241,13 @@ class _Worker:
         unknown_kind: delay for a job whose kind has no handler in this worker.
         never_retry: exception classes.  An attempt that fails with one of them makes the job dead at once.
         codec: decodes payloads and encodes what is stored about the jobs, to encrypt them for example.
+        ahead: maximum number of jobs that are claimed ahead, which wait in the worker until a handler has ended.
+        ahead_wait: seconds after which a job that was claimed ahead, and has not begun, is given back.
 
         Raises TypeError for an argument of the wrong type, and ValueError for a number out of range.
         """
         text_argument("router" if isinstance(self, _OverShards) else "dsn", dsn)
-        self._own = queue_options(concurrency, batch, lease, timeout, attach, unknown_kind, never_retry, codec=codec)
+        self._own = queue_options(concurrency, batch, lease, timeout, attach, unknown_kind, never_retry, codec=codec, ahead=ahead, ahead_wait=ahead_wait)
         self._handlers: Optional[dict[str, Union[Inside, Outside]]] = None
         if isinstance(queue, Mapping):
             self._handlers = self._several(checked_queues(queue))

@@ -19,14 +19,15 @@ import logging
 import time
 import traceback
 from collections import deque
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from typing import Any, Callable, ContextManager, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, ContextManager, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import psycopg
 from psycopg.types.json import Jsonb
 
 from . import _links, _logs, _pipeline, _trace
+from ._ahead import Ahead
 from ._execution import Execution, ExecutionResult
 from ._executors import AttemptOver, Executor, Unsettled
 from ._failures import Breaker, is_from_server
@@ -166,6 +167,10 @@ class AttemptRunner:
         self._once = once
         self.unassigned: deque[BaseJob] = deque()
         """Claimed jobs that no executor has."""
+        self.ahead: Optional[Ahead] = None
+        """The jobs that are claimed ahead, if the worker does that."""
+        self._asked = self._ending = 0
+        """Number of jobs that claims under way ask for, and of jobs that the same statements end."""
         self._to_commit: list[_ToCommit] = []
         self.committing: dict[AsyncLink, asyncio.Task[None]] = {}
         self.opening: Optional[asyncio.Future[Any]] = None
@@ -184,7 +189,9 @@ class AttemptRunner:
         self.at_once = options.batch if self.transacts else 1
         """Maximum number of jobs that an executor has at a time."""
         # If shards share slots, the event loop must know about each slot that is waiting.
-        self.group_commit = GroupCommit(self, shared.commits) if executors[0].threads and not slots.shared else None
+        if options.ahead > 0 and not once and not slots.shared:
+            self.ahead = Ahead(self)
+        self.group_commit = GroupCommit(self, shared.commits) if executors[0].threads and not slots.shared and self.ahead is None else None
         for executor in executors:
             if executor.link is not None:
                 shared.adopt(executor.link, shared.worker)
@@ -259,11 +266,51 @@ class AttemptRunner:
 
     def next_in_thread(self, executor: Executor) -> bool:
         """The next jobs of an executor with a thread."""
-        if self.group_commit is None:
+        if self.ahead is not None:
+            jobs = self.next_ahead()
+        elif self.group_commit is None:
             return False
-        jobs = self.group_commit.next_jobs()
+        else:
+            jobs = self.group_commit.next_jobs()
         executor.pending.extend(self.executions(jobs, executor))
         return bool(jobs)
+
+    def next_ahead(self) -> list[BaseJob]:
+        """The next jobs of an executor, if they were claimed ahead and may begin at once."""
+        if self.ahead is None:
+            return []
+        jobs = self.ahead.take_fresh(self.at_once)
+        if self.refills:
+            self.call_loop(self.refill)
+        return jobs
+
+    @property
+    def refills(self) -> bool:
+        """Whether the dispatcher claims ahead.  Commits without a transaction do so themselves."""
+        return self.ahead is not None and self.transacts and self.ahead.low and self.may_claim()
+
+    def refill(self) -> None:
+        """Makes the dispatcher claim ahead."""
+        raise NotImplementedError
+
+    @contextmanager
+    def claiming(self, ending: int, most: int) -> Iterator[int]:
+        """Context manager for a claim that ends this many jobs: the number of jobs that it may ask for.  Without ahead, that is most."""
+        if self.ahead is None:
+            yield most
+            return
+        held = sum(job.queue == self.options.queue for job in list(self.shared.leased.values()))
+        with self.lock:
+            self._ending += ending
+            room = len(self.executors) * self.at_once + self.ahead.most - (held - self._ending) - self._asked
+            asked = max(room, 0)
+            self._asked += asked
+        try:
+            yield asked
+        finally:
+            with self.lock:
+                self._ending -= ending
+                self._asked -= asked
 
     def hand_out(self) -> None:
         """Gives unassigned jobs to idle executors."""
@@ -798,6 +845,8 @@ class AttemptRunner:
 
     def _record_outcome(self, job: BaseJob, outcome: str) -> None:
         self.shared.leased.pop(job.token, None)
+        if self.ahead is not None:
+            self.ahead.ended(job)
         closed = False
         with self.lock:
             self.shared.counts["committed" if outcome == "already_committed" else outcome] += 1
@@ -814,6 +863,11 @@ class AttemptRunner:
         """Commits an executor's jobs that have no transaction.  Jobs that end while a statement is under way share
         the next one.  An executor without other jobs continues with the jobs that the statement claims.  An executor with more jobs
         starts them only afterwards, because its next job could end the executor's session and with it the leases of these jobs."""
+        if self.ahead is not None and self.unassigned and not executor.pending:
+            # The executor continues with jobs that wait.
+            self._queue_commit(_ToCommit(jobs, results, None, True))
+            executor.pending.extend(self.executions(self.next_ahead(), executor))
+            return
         answer: "asyncio.Future[list[BaseJob]]" = self.shared.loop.create_future()
         self._queue_commit(_ToCommit(jobs, results, answer, not executor.pending))
 
@@ -871,19 +925,25 @@ class AttemptRunner:
                 elif not part.answer.done():
                     part.answer.set_exception(error)
             return
+        if self.ahead is not None:
+            # Claimed jobs begin after those that wait.
+            self.ahead.accept(list(claimed))
+            claimed.clear()
         for part in batch:
             if part.answer is not None and not part.answer.done():
                 most = self.at_once if part.claims else 0
+                if self.ahead is not None and most > 0:
+                    claimed.extend(self.next_ahead())
                 part.answer.set_result([claimed.popleft() for _ in range(min(most, len(claimed)))])
         self.unassigned.extend(claimed)
         self.hand_out()
 
-    def _commit_message(self, ended: Ended, link: Link[Any], executors: int) -> list[_pipeline.Step]:
+    def _commit_message(self, ended: Ended, link: Link[Any], most: int) -> list[_pipeline.Step]:
         ends = self.ends([job for job, _ in ended], [result for _, result in ended])
         records = self.records([job for job, _ in ended], link)
-        if executors == 0 or not self.may_claim():
+        if most == 0 or not self.may_claim():
             return [(_pipeline.COMMIT_MANY, ends), *records]
-        return [(_pipeline.COMMIT_MANY_AND_CLAIM, (*ends, *self.claims(link, executors * self.at_once))), *records]
+        return [(_pipeline.COMMIT_MANY_AND_CLAIM, (*ends, *self.claims(link, most))), *records]
 
     def _apply_commit_answers(self, ended: Ended, answers: list[str], asked_at: float, link: Link[Any]) -> list[BaseJob]:
         rows = [_pipeline.read_row(answer, self._loads) for answer in answers]
@@ -898,12 +958,12 @@ class AttemptRunner:
         try:
             # Otherwise the link could have reconnected since the statement was built.
             await self.shared.within(link.ready(), _links.ANSWER_TIMEOUT)
-            with self.settling([job for job, _ in ended]):
-                answers = await link.exchange(self._commit_message(ended, link, executors))
+            with self.settling([job for job, _ in ended]), self.claiming(len(ended) if executors > 0 else 0, executors * self.at_once) as most:
+                answers = await link.exchange(self._commit_message(ended, link, most if executors > 0 else 0))
+                return self._apply_commit_answers(ended, answers, asked_at, link)
         except (AnswerLost, psycopg.Error, asyncio.TimeoutError) as error:
             await self._commit_each(ended, error)
             return []
-        return self._apply_commit_answers(ended, answers, asked_at, link)
 
     def commit_from_thread(self, ended: Ended, executors: int) -> list[BaseJob]:
         """Like _commit_batch, called by an executor's thread for all executors."""
@@ -916,7 +976,7 @@ class AttemptRunner:
                 link.in_use = True
                 try:
                     with self.settling([job for job, _ in ended]):
-                        answers = link.exchange_in_thread(self._commit_message(ended, link, executors))
+                        answers = link.exchange_in_thread(self._commit_message(ended, link, executors * self.at_once))
                 finally:
                     link.in_use = False
             except (psycopg.Error, OSError, asyncio.TimeoutError) as error:

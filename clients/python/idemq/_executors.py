@@ -70,6 +70,7 @@ class Runner(ExecutionRunner, Protocol):
 
     options: Options
     group_commit: Optional[GroupCommit]
+    ahead: Any
 
     def executions(self, jobs: Sequence[BaseJob], executor: Executor) -> list[Execution]:
         ...
@@ -78,6 +79,9 @@ class Runner(ExecutionRunner, Protocol):
         ...
 
     def next_in_thread(self, executor: Executor) -> bool:
+        ...
+
+    def next_ahead(self) -> list[BaseJob]:
         ...
 
     def begin(self, execution: Execution) -> None:
@@ -216,7 +220,7 @@ class _TransactionExecutor(Executor):
         self._quick = transaction.used and transaction.quick
         records = run.records(execution.jobs, link)
         execution.committed_after = len(records) + 2
-        if self.pending or not run.may_claim():
+        if self.pending or run.ahead is not None or not run.may_claim():
             return [(_pipeline.COMMIT_MANY_OR_RAISE, ended), *records, (_pipeline.COMMIT, ())]
         end = _pipeline.COMMIT_MANY_AND_CLAIM_OR_RAISE, (*ended, *run.claims(link, run.options.batch))
         steps: list[_pipeline.Step] = [end, *records, (_pipeline.COMMIT, ())]
@@ -278,6 +282,8 @@ class AsyncExecutor(Executor):
             unsettled = None if end.error is None and run.handler_succeeded(execution, end) else Unsettled(execution, end)
             if unsettled is None and not end.committed:
                 await run.commit(self, execution.jobs, end.value)
+            if unsettled is None and end.committed and not self.pending:
+                self.pending.extend(run.executions(run.next_ahead(), self))
             if unsettled is None and self.pending and run.may_begin(self):
                 self._begin(run)
             else:

@@ -176,6 +176,11 @@ class BaseJob:
         self._link = link if attached else None
         """The link to whose session the lease is attached, and below the number of that session."""
         self._session = link.connections
+        self.claimed_on = link
+        self.arrived_at = asked_at
+        """Time at which its claim was answered, if it was claimed ahead."""
+        self.marked = False
+        """Whether the server knows that it waits for an idle executor."""
         self._cancelled: Any = None
         self._being_cancelled = False
         """Whether an open transaction is cancelling the job, according to a heartbeat."""

@@ -27,6 +27,8 @@ class QueueOptions:
     own_capture_logs: Optional[str] = None
     """None means the worker's."""
     codec: Optional[Codec] = None
+    ahead: int = 0
+    ahead_wait: float = 1
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any, Awaitable, Callable, Mapping, Optional, Sequence, Union
 
 from psycopg import AsyncConnection, Connection
 
-from ._arguments import bool_argument, classes_argument, count_argument, delay_argument, positive_seconds
+from ._arguments import bool_argument, classes_argument, count_argument, delay_argument, int_argument, positive_seconds
 from ._codec import Codec, checked_codec
 from ._handlers import Kind
 from ._job import AsyncJob, Job
@@ -28,11 +28,16 @@ def queue_options(
     never_retry: Sequence[type[BaseException]],
     capture_logs: Optional[str] = None,
     codec: Optional[Codec] = None,
+    ahead: int = 0,
+    ahead_wait: float = 1,
 ) -> QueueOptions:
     """The options of a queue.  Raises TypeError for an argument of the wrong type, and ValueError for a number out of range."""
     count_argument("concurrency", concurrency)
     count_argument("batch", batch)
     positive_seconds("timeout", timeout)
+    if int_argument("ahead", ahead) < 0:
+        raise ValueError(f"ahead must be at least 0, not {ahead}")
+    positive_seconds("ahead_wait", ahead_wait)
     delay_argument("lease", lease)
     delay_argument("unknown_kind", unknown_kind)
     if attach is not None:
@@ -40,7 +45,7 @@ def queue_options(
     classes = classes_argument("never_retry", never_retry)
     if capture_logs is not None:
         mode_argument("capture_logs", capture_logs)
-    return QueueOptions(concurrency, batch, lease, timeout, attach, unknown_kind, classes, capture_logs, checked_codec(codec))
+    return QueueOptions(concurrency, batch, lease, timeout, attach, unknown_kind, classes, capture_logs, checked_codec(codec), ahead, ahead_wait)
 
 
 class TypedHandler:
@@ -69,11 +74,13 @@ class Inside(TypedHandler):
         never_retry: Sequence[type[BaseException]] = (),
         capture_logs: Optional[str] = None,
         codec: Optional[Codec] = None,
+        ahead: int = 0,
+        ahead_wait: float = 1,
     ) -> None:
         """handler: a function, or a dict of functions (or Kind) by the kind of the job (None for jobs without a kind).
         capture_logs: None means that of the worker.  The other arguments are those of Worker."""
         self.handler: Any = handler
-        self.options = queue_options(concurrency, batch, lease, timeout, attach, unknown_kind, never_retry, capture_logs, codec)
+        self.options = queue_options(concurrency, batch, lease, timeout, attach, unknown_kind, never_retry, capture_logs, codec, ahead, ahead_wait)
 
 
 class Outside(TypedHandler):
@@ -91,10 +98,12 @@ class Outside(TypedHandler):
         never_retry: Sequence[type[BaseException]] = (),
         capture_logs: Optional[str] = None,
         codec: Optional[Codec] = None,
+        ahead: int = 0,
+        ahead_wait: float = 1,
     ) -> None:
         """Like Inside."""
         self.handler: Any = handler
-        self.options = queue_options(concurrency, 1, lease, timeout, attach, unknown_kind, never_retry, capture_logs, codec)
+        self.options = queue_options(concurrency, 1, lease, timeout, attach, unknown_kind, never_retry, capture_logs, codec, ahead, ahead_wait)
 
 
 QueueHandler = Union[Inside, Outside, InsideFunction, Mapping[Optional[str], Union[InsideFunction, Kind[Any]]]]

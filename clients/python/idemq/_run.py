@@ -14,7 +14,7 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Callable, Coroutine, Iterable, Mapping, NamedTuple, Optional, Sequence, TypeVar
@@ -22,6 +22,7 @@ from typing import Any, Callable, Coroutine, Iterable, Mapping, NamedTuple, Opti
 import psycopg
 
 from . import _attempt_runner, _links, _logs, _pipeline, _signals
+from ._ahead import NOT_AHEAD
 from ._attempt_runner import AttemptRunner
 from ._executors import Executor
 from ._handler_connection import sever
@@ -60,7 +61,7 @@ _ENDED_THEMSELVES = f"""SELECT s.token FROM unnest(%s::bigint[], %s::bigint[]) A
 """Of attempts that a heartbeat calls stale: those that have ended themselves."""
 _WAIT = "CALL idemq.wait(%s, %s)"
 _WAIT_ANY = "CALL idemq.wait_any(%s, %s)"
-_SETTINGS = "SELECT extract(epoch FROM job_timeout)::float8 FROM idemq.queues WHERE name = %s"
+_SETTINGS = f"SELECT extract(epoch FROM job_timeout)::float8, {NOT_AHEAD} FROM idemq.queues WHERE name = %s"
 
 
 class Setup(NamedTuple):
@@ -91,8 +92,12 @@ class QueueRun(AttemptRunner):
         """Whether the queue may have a job that can be claimed."""
         self.claimed = False
         """Whether a claim has been answered."""
+        self.confirming: Optional["asyncio.Task[None]"] = None
+        """The task that has waiting jobs confirmed."""
         self._paused_until = 0.0
         self._settings_at = -SETTINGS_MAX_AGE
+        self._last_asked = 0
+        """Number of jobs that the last claim has asked for."""
 
     # Executors.
 
@@ -121,12 +126,45 @@ class QueueRun(AttemptRunner):
 
     def hand_out(self) -> None:
         """Gives claimed jobs to idle executors.  Those that are connected come first, so that a queue with few jobs needs few connections."""
+        if self.confirming is not None:
+            return
         while self.unassigned and self._idle:
-            n = next((n for n, (executor, _) in enumerate(self._idle) if executor.link is None or executor.link.usable), 0)
-            _, jobs = self._idle.pop(n)
-            if not jobs.done():  # it is done if it was cancelled
-                self.busy += 1
-                jobs.set_result([self.unassigned.popleft() for _ in range(min(self.at_once, len(self.unassigned)))])
+            taken = self.ahead.take_fresh(self.at_once) if self.ahead is not None else [self.unassigned.popleft() for _ in range(min(self.at_once, len(self.unassigned)))]
+            if not taken:
+                if not self.shared.ending.is_set():
+                    self.confirming = asyncio.create_task(self._hand_out_confirmed())
+                return
+            self._hand_to_idle(taken)
+
+    def _hand_to_idle(self, taken: list[BaseJob]) -> None:
+        n = next((n for n, (executor, _) in enumerate(self._idle) if executor.link is None or executor.link.usable), 0)
+        _, jobs = self._idle.pop(n)
+        if jobs.done():  # it was cancelled
+            self.unassigned.extendleft(reversed(taken))
+        else:
+            self.busy += 1
+            jobs.set_result(taken)
+
+    async def _hand_out_confirmed(self) -> None:
+        """Has the server confirm jobs that have waited, and gives them to idle executors."""
+        assert self.ahead is not None
+        try:
+            jobs = self.ahead.take(len(self._idle) * self.at_once if not self.breaker.is_open else 1)
+            fit = await self.ahead.confirm(jobs)
+            begins = deque(job for job in jobs if job.token in fit)
+            while begins and self._idle and not self.shared.ending.is_set():
+                self._hand_to_idle([begins.popleft() for _ in range(min(self.at_once, len(begins)))])
+            if unfit := [*begins, *(job for job in jobs if job.token not in fit)]:
+                await self.give_back(unfit)
+        finally:
+            self.confirming = None
+            self.looks = True
+            self.shared.changed.set()
+        self.hand_out()
+
+    def refill(self) -> None:
+        self.looks = True
+        self.shared.changed.set()
 
     def dismiss(self) -> None:
         """Ends the idle executors."""
@@ -188,6 +226,11 @@ class QueueRun(AttemptRunner):
         return len(self._idle)
 
     @property
+    def wants(self) -> bool:
+        """Whether it wants jobs, for idle executors or to claim ahead."""
+        return bool(self.idle) or self.refills
+
+    @property
     def paused_for(self) -> float:
         """Seconds for which nothing may be claimed."""
         return max(self._paused_until, self.claims_paused_until) - time.monotonic()
@@ -207,7 +250,10 @@ class QueueRun(AttemptRunner):
                 raise
             log.error("%s: claim: %s", self.options.where if self.slots.shared else self.options.queue, str(error).strip())
             self._look_after(ERROR_PAUSE)
-        self.unassigned.extend(jobs)
+        if self.ahead is not None:
+            self.ahead.accept(jobs)
+        else:
+            self.unassigned.extend(jobs)
         if not self.shared.ending.is_set():
             self.hand_out()
         return bool(jobs)
@@ -222,27 +268,36 @@ class QueueRun(AttemptRunner):
         if self.slots.shared:
             # A shard that is down does not hold a slot.
             await while_running(self.shared, control, control.ready())
-        taken = await while_running(self.shared, control, self.slots.acquire(self.idle), False) or 0
+        taken = await while_running(self.shared, control, self.slots.acquire(max(self.idle, 1) if self.refills else self.idle), False) or 0
         try:
             if taken > 0 and not self.shared.ending.is_set():
                 probes = self.breaker.is_open
-                claimed = await while_running(self.shared, control, self._ask_claim(1 if probes else taken * self.at_once))
+                claimed = await while_running(self.shared, control, self._ask_claim(1 if probes else taken * self.at_once, probes))
                 self.claimed = self.claimed or claimed is not None
                 jobs = claimed or []
                 self.probe = jobs[0].token if probes and jobs else None
         finally:
             self.slots.release(taken - math.ceil(len(jobs) / self.at_once))
-        return jobs, len(jobs) == taken * self.at_once
+        return jobs, len(jobs) == self._last_asked
 
-    async def _ask_claim(self, most: int) -> list[BaseJob]:
+    async def _ask_claim(self, most: int, probes: bool) -> list[BaseJob]:
         control = self.shared.control
         if time.monotonic() - self._settings_at >= SETTINGS_MAX_AGE:
             rows = await control.ask(_SETTINGS, (self.options.queue,))
             self.job_timeout = rows[0][0] if rows else None
+            if self.ahead is not None and rows:
+                self.ahead.configure(rows[0][1])
             self._settings_at = time.monotonic()
         await control.ready()
         asked_at = time.monotonic()
-        return self.take(await control.exchange([(_pipeline.CLAIM, self.claims(control, most))]), asked_at, control)
+        self._last_asked = most
+        if probes or self.ahead is None:
+            return self.take(await control.exchange([(_pipeline.CLAIM, self.claims(control, most))]), asked_at, control)
+        with self.claiming(0, most) as room:
+            self._last_asked = max(room, 1)
+            jobs = self.take(await control.exchange([(_pipeline.CLAIM, self.claims(control, room))]), asked_at, control) if room > 0 else []
+            self.ahead.dry = len(jobs) < room
+            return jobs
 
 
 class Run:
@@ -302,6 +357,7 @@ class Run:
         tasks = [asyncio.create_task(work) for work in (self._send_heartbeats(), shared.watch())]
         if not self._once:
             tasks.append(asyncio.create_task(self._report.report_regularly()))
+        tending = [asyncio.create_task(queue.ahead.tend()) for queue in self._each() if queue.ahead is not None]
         working = [asyncio.create_task(queue.serve(executor)) for queue in self._each() for executor in queue.executors]
         working.append(asyncio.create_task(self._dispatch()))
         over: "asyncio.Future[Any]" = asyncio.create_task(shared.over.wait())
@@ -324,6 +380,7 @@ class Run:
             await self._until_over(working)
             while not shared.over.is_set() and all(task.done() for task in working) and (committing := self._committing()):
                 await self._until_over(committing)
+            await self._until_over([*tending, *(queue.confirming for queue in self._each() if queue.confirming is not None)])
             for queue in self._each():
                 if left := [*queue.unassigned, *(queue.group_commit.untaken() if queue.group_commit is not None else [])]:
                     await queue.give_back(left)
@@ -332,7 +389,7 @@ class Run:
             end_of_listening = asyncio.create_task(self._end_listening())
             await self._until_over([end_of_listening])
             await self._report.report_stopping()
-            await self._close([*working, ended, over, giving_up, end_of_listening, *tasks])
+            await self._close([*working, ended, over, giving_up, end_of_listening, *tending, *tasks])
         return shared.counts
 
     async def _give_up(self) -> None:
@@ -417,7 +474,7 @@ class Run:
                 # A job that ends during the round may have added one to a queue that has had its turn.
                 was_idle, found = self._busy == 0, False
                 for queue in list(turns):
-                    if queue.looks and queue.idle and queue.paused_for <= 0 and not shared.ending.is_set():
+                    if queue.looks and queue.wants and queue.paused_for <= 0 and not shared.ending.is_set():
                         found = await queue.look() or found
                 turns.append(turns.pop(0))
                 if found:
@@ -467,7 +524,7 @@ class Run:
 
     def _looks_elsewhere(self) -> bool:
         """Whether there is a queue with an idle executor for which the server does not wait."""
-        return any(queue.looks and queue.idle and queue.paused_for <= 0 for queue in self._each() if queue not in self._sleeps_for)
+        return any(queue.looks and queue.wants and queue.paused_for <= 0 for queue in self._each() if queue not in self._sleeps_for)
 
     async def _sleep_on_server(self) -> None:
         """Waits until one of the queues has work, or for a while."""
@@ -673,8 +730,11 @@ class Run:
         if execution is not None and execution.commit_at is None and not execution.commit_unknown:
             # The server may already have taken the job back for this reason.
             execution.request_end("time" if execution.time_is_over(time.monotonic()) else why)
-        if job in queue.unassigned:
-            queue.unassigned.remove(job)
+        with queue.lock:
+            waits = job in queue.unassigned
+            if waits:
+                queue.unassigned.remove(job)
+        if waits:
             queue.slots.release(1)
             if why == "cancelled":
                 self.shared.begin_hook_task(queue.give_back([job]))

@@ -237,6 +237,8 @@ class Queue(Generic[P, R]):
         attach: Optional[bool] = None,
         unknown_kind: Delay = 60,
         never_retry: Sequence[type[BaseException]] = (),
+        ahead: int = 0,
+        ahead_wait: float = 1,
     ) -> Inside:
         """An element of Worker's list: runs the jobs in transactions, as Inside does.  The other arguments are those of Inside.
 
@@ -244,7 +246,7 @@ class Queue(Generic[P, R]):
         """
         return _bound(self, Inside(
             _unbound(handler), concurrency=concurrency, batch=batch, lease=lease, timeout=timeout, attach=attach, unknown_kind=unknown_kind,
-            never_retry=never_retry, codec=self.codec,
+            never_retry=never_retry, codec=self.codec, ahead=ahead, ahead_wait=ahead_wait,
         ), handler)  # fmt: skip
 
     def outside(
@@ -262,11 +264,13 @@ class Queue(Generic[P, R]):
         attach: Optional[bool] = None,
         unknown_kind: Delay = 60,
         never_retry: Sequence[type[BaseException]] = (),
+        ahead: int = 0,
+        ahead_wait: float = 1,
     ) -> Outside:
         """Like inside, but runs the jobs as Outside does, without a transaction."""
         return _bound(self, Outside(
             _unbound(handler), concurrency=concurrency, lease=lease, timeout=timeout, attach=attach, unknown_kind=unknown_kind, never_retry=never_retry,
-            codec=self.codec,
+            codec=self.codec, ahead=ahead, ahead_wait=ahead_wait,
         ), handler)  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 /*
  * shared/leases/lease_beat.c
- *		Heartbeats, how a worker ends its own lease, and how a worker is told that its job is being
- *		cancelled.
+ *		Heartbeats, jobs that wait in their worker, how a worker ends its own lease, and how a worker
+ *		is told that its job is being cancelled.
  *
  * Heartbeats: an entry has a limit, the queue's job_timeout after the commit of its claim.  No
  * deadline is beyond the limit (idemq_lease_set_deadline is the only function that sets a
@@ -9,6 +9,13 @@
  * other, whether it is attached or not.  A heartbeat before the limit moves the deadline to the
  * limit at most, and succeeds; a heartbeat after the limit moves nothing, and reports that.  The
  * attempt may still commit, until another worker has the job.
+ *
+ * Jobs ahead: a worker may claim more jobs than it can run at once.  It marks those that wait for a
+ * free place, and removes the mark before it begins one.  If the lease of a marked job ends, the job
+ * is released, and the attempt does not count (idemq_lease_begin_reap).  The mark is lost in a restart.
+ * Both changes take effect at once.  A job that has begun never has the mark, because the worker
+ * begins it only after the call that removes the mark has also renewed the lease.  Therefore a reaper
+ * either sees no mark, or has made that call return stale.
  *
  * Cancels: a cancel must write the job's row, and waits while a transaction of the worker holds it
  * (after assert_current, fence, checkpoint, or an early commit of the job).  So the cancel first
@@ -75,6 +82,25 @@ idemq_lease_beat(int64 job_id, int64 token, int64 length)
 	}
 	LWLockRelease(lock);
 	return beat;
+}
+
+/*
+ * Marks a running job that its worker has not begun, or removes that mark.  When the mark is removed,
+ * job_timeout (in microseconds; 0: none) begins.  Does nothing if the attempt is over.
+ */
+void
+idemq_lease_set_ahead(int64 job_id, int64 token, bool ahead, int64 timeout)
+{
+	LWLock *lock;
+	Lease *lease = idemq_lease_lock_of(job_id, token, &lock);
+
+	if (lease != NULL && !lease->claiming && lease->ending.finisher == NO_SESSION)
+	{
+		if (lease->ahead && !ahead && lease->limit < PG_INT64_MAX && timeout > 0)
+			lease->limit = idemq_mono_now() + timeout;
+		lease->ahead = ahead;
+	}
+	LWLockRelease(lock);
 }
 
 /*

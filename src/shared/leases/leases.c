@@ -158,6 +158,7 @@ set_claiming(Lease *lease, const LeaseClaim *claim)
 	lease->loss = LOSS_EXPIRED;
 	lease->transferred = claim->transfer;
 	lease->restored = false;
+	lease->ahead = false;
 	lease->tid_hint = claim->tid_hint;
 	lease->ending = (Ending){.finisher = NO_SESSION};
 	lease->passed_by.any = false;
@@ -381,8 +382,12 @@ idemq_lease_begin_reap(int64 job_id, int64 token, LeaseLoss *loss)
 	{
 		lease->ending.finisher = IDEMQ_MY_PROC_NUMBER;
 		lease->ending.reaping = true;
-		/* A worker without a heartbeat since a restart may have died before the restart. */
-		*loss = lease->loss != LOSS_EXPIRED							  ? (LeaseLoss) lease->loss
+		/*
+		 * A job that its worker has not begun is returned.  A worker without a heartbeat since a
+		 * restart may have died before the restart.
+		 */
+		*loss = lease->loss < LOSS_RETURNED && lease->ahead			  ? LOSS_RETURNED
+				: lease->loss != LOSS_EXPIRED						  ? (LeaseLoss) lease->loss
 				: lease->limit <= lease->deadline && !lease->restored ? LOSS_TIMEOUT
 																	  : LOSS_EXPIRED;
 	}

@@ -112,6 +112,7 @@ typedef struct Lease
 	bool attached : 1;	 /* it ends with its session */
 	bool handler : 1;	 /* a handler's process claimed the job */
 	bool restored : 1;	 /* found through its row after a restart, and no heartbeat since */
+	bool ahead : 1;		 /* its worker has not begun it yet (idemq_lease_set_ahead) */
 	uint8 loss;			 /* LeaseLoss; if not LOSS_EXPIRED, the deadline was set because of it */
 	bool transferred;	 /* has the permit of an attempt that its transaction ends; not counted */
 	uint32 session_life; /* life of its session at the claim (lease_sessions.c), while attached */
@@ -289,6 +290,7 @@ typedef enum LeaseBeat
 } LeaseBeat;
 
 extern LeaseBeat idemq_lease_beat(int64 job_id, int64 token, int64 length);
+extern void idemq_lease_set_ahead(int64 job_id, int64 token, bool ahead, int64 timeout);
 extern void idemq_lease_hand_over(int64 job_id, int64 token, LeaseLoss loss);
 extern bool idemq_lease_mark_cancel(int64 job_id, int64 token, bool at_once);
 extern void idemq_lease_unmark_cancel(int64 job_id, int64 token, bool aborted);

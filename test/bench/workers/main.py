@@ -121,7 +121,7 @@ def spec_of(side, jobs, samples, socket=None):
     client = "idemq-base" if side.base else "idemq"
     return json.dumps({
         "side": side.side, "client": client, "socket": socket, "wait": str(SERVER) if side.pooled else None,
-        "concurrency": side.concurrency, "batch": side.batch, "outside": side.outside, "insert": side.insert,
+        "concurrency": side.concurrency, "batch": side.batch, "ahead": 0 if side.base else side.ahead, "outside": side.outside, "insert": side.insert,
         "jobs": jobs, "warm": max(1, int(jobs * WARM)), "samples": samples, "rate": RATE,
     })
 

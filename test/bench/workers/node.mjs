@@ -34,7 +34,7 @@ async function idemq() {
   const { Worker } = await import(spec.client);
   const connection = { host: spec.socket, user: 'postgres', database: 'postgres' };
   const wait = spec.wait ? { waitConnection: { ...connection, host: spec.wait } } : {};
-  const worker = new Worker(connection, 'bench', { concurrency: spec.concurrency, ...(spec.batch > 1 ? { batch: spec.batch } : {}), ...wait });
+  const worker = new Worker(connection, 'bench', { concurrency: spec.concurrency, ...(spec.batch > 1 ? { batch: spec.batch } : {}), ...(spec.ahead > 0 ? { ahead: spec.ahead } : {}), ...wait });
   const cancelled = async (job, db) => {
     if (spec.insert) await db.query(INSERT, [job.id]);
     return told(job);

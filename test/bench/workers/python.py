@@ -60,6 +60,8 @@ def work(spec):
     options = {"concurrency": spec["concurrency"]}
     if spec["batch"] > 1:
         options["batch"] = spec["batch"]
+    if spec.get("ahead"):
+        options["ahead"] = spec["ahead"]
     if spec.get("wait"):
         options["wait_dsn"] = f"host={spec['wait']} user=postgres dbname=postgres"
 

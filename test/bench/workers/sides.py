@@ -20,6 +20,8 @@ class Side:
     pooled: bool = False
     weight: float = 1
     """Its jobs are JOBS times that: a run takes some seconds."""
+    ahead: int = 0
+    """How many jobs it claims ahead."""
     beside: str = ""
     """Whose jobs a second its own are compared with."""
     base: bool = False
@@ -55,6 +57,8 @@ THROUGHPUT = [
     Side("work-lines-4", "`idemq-work --lines` with 4 Python programs", "work", concurrency=4, outside="lines", weight=1, beside="node-outside-4"),
     node("outside-10", "`runOutside`, 10 jobs at a time", 5, "graphile-local-100", concurrency=10, outside="yes"),
     node("outside-100", "`runOutside`, 100 jobs at a time", 8, "graphile-local-100", concurrency=100, outside="yes"),
+    node("outside-10-ahead", "`runOutside`, 10 jobs at a time, 100 claimed ahead", 5, "graphile-local-100", concurrency=10, outside="yes", ahead=100),
+    node("outside-100-ahead", "`runOutside`, 100 jobs at a time, 100 claimed ahead", 8, "graphile-local-100", concurrency=100, outside="yes", ahead=100),
     peer("graphile-10", "graphile-worker, 10 jobs at a time", "graphile", 2, concurrency=10),
     peer("graphile-10-insert", "graphile-worker, 10 jobs at a time, one INSERT per job", "graphile", 1.5, concurrency=10, insert=True),
     peer("graphile-local-100", "graphile-worker, local queue of 100 jobs", "graphile", 6, concurrency=10, batch=100),
@@ -70,6 +74,7 @@ THROUGHPUT = [
     python("batch-100-insert", "`run`, batches of 100 jobs, one INSERT per job", 1.5, batch=100, insert=True),
     python("outside-8", "`run_outside`, 8 jobs at a time", 1.5, concurrency=8, outside="yes"),
     python("asyncio-100", "`run_outside`, 100 coroutines at a time", 3, concurrency=100, outside="asyncio"),
+    python("asyncio-100-ahead", "`run_outside`, 100 coroutines at a time, 100 jobs claimed ahead", 3, concurrency=100, outside="asyncio", ahead=100),
     Side("celery-8", "Celery on Redis, 8 processes", "celery", "celery", concurrency=8, weight=1),
     Side("rq-8", "RQ on Redis, 8 processes", "rq", "rq", concurrency=8, weight=0.04),
     Side("sql-1", "SQL handler", "sql", weight=6),

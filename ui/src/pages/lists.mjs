@@ -20,7 +20,7 @@ ${table('Errors', ['Error', number('Jobs'), number('Dead'), ...(healed ? [number
 export function runningPage(rows) {
   return table('Running', [number('Job'), 'Queue', 'Worker', number('Process'), number('Attempt'), 'Since', number('Lease ends in'), 'State', 'Progress'],
     rows.map((w) => [jobLink(w.job_id), queueLink(w.queue), key(w.worker), w.pid ?? '–', w.attempt, when(w.claimed_at),
-      duration(w.expires_in), html`${w.state}${w.attached && ', ends with its session'}`, progress(w.progress)]), 'No jobs are running.');
+      duration(w.expires_in), html`${w.ahead === 'true' ? 'ahead, waits for a free place' : w.state}${w.attached && ', ends with its session'}`, progress(w.progress)]), 'No jobs are running.');
 }
 
 export function schedulesPage(rows, context) {
