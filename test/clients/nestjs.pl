@@ -2,7 +2,7 @@
 # nestjs/nestjs.test.ts; in CommonJS; and that the client does not need Nest.
 # expects in log: terminating connection
 # slow: needs npm (typescript, @nestjs/common, @nestjs/core)
-# at least 22 assertions
+# at least 21 assertions
 
 use strict;
 use warnings FATAL => 'all';
