@@ -41,7 +41,7 @@ export type PayloadOf<Q, K = KindName<Q>> = [Kinds<Q>] extends [never] ? Payload
 /** The result of a queue, or of one of its kinds. */
 export type ResultOf<Q, K = KindName<Q>> = [Kinds<Q>] extends [never] ? ResultIn<Spec<Q>> : K extends keyof Kinds<Q> ? ResultIn<Kinds<Q>[K]> : never;
 /** The options of a call, in which kind is required if the queue has kinds. */
-type WithKind<Q, K, Options> = [Kinds<Q>] extends [never] ? [options?: Options]
+export type WithKind<Q, K, Options> = [Kinds<Q>] extends [never] ? [options?: Options]
   : '' extends keyof Kinds<Q> ? [options?: Options & { kind?: K }] : [options: Options & { kind: K }];
 
 /** A validator by the convention Standard Schema: one of zod, valibot or arktype, for example. */
@@ -155,7 +155,7 @@ export interface NewJob<Payload = unknown> extends MessageOptions {
 }
 
 /** A job of a queue for enqueueMany. */
-type NewJobOf<Q> = [Kinds<Q>] extends [never] ? NewJob<PayloadOf<Q>>
+export type NewJobOf<Q> = [Kinds<Q>] extends [never] ? NewJob<PayloadOf<Q>>
   : { [K in keyof Kinds<Q>]: NewJob<PayloadOf<Q, K>> & (K extends '' ? { kind?: null } : { kind: K }) }[keyof Kinds<Q>];
 
 /** Options for all jobs of enqueueMany. */

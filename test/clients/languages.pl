@@ -1,9 +1,9 @@
-# The endpoints and the programs of doc/usage/any-language.md, as they stand there, with idemq-work --http and --lines; and the
-# producers in their languages.  What befalls the endpoints: test/t/lib/ThreePrograms.pm, and kill -9 of each.
+# The endpoints of doc/usage/any-language.md, as they are there, with idemq-work --http, and the producers in their languages.  Its programs for
+# --lines: lines.pl.  What befalls the endpoints: test/t/lib/ThreePrograms.pm, and kill -9 of each.
 # LANGUAGES='ruby php' (make check-languages: go, and java as a producer, too); those that are not installed are left out.
 # expects in log: was terminated by signal 9
 # slow: runs Ruby, PHP and Perl, which need packages; leases of 3 s, kills, a failover
-# at least 249 assertions
+# at least 240 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -222,23 +222,8 @@ $node = fails_over($node, @forms);
 stop_serving($_) foreach keys %serving;
 
 # No block of the page is left out.
-my @blocks = $page =~ /^```(?:ruby|php|perl|go)\n(.*)$/mg;
-is(join(' ', sort map { /(?:#|\/\/) (\S+?):/ ? $1 : $_ } @blocks), 'config.ru jobs.go jobs.php jobs.psgi upper.php upper.pl upper.rb', 'the programs of the page');
-
-# Lines.
-my %lines = (ruby => [ 'ruby', 'upper.rb' ], php => [ 'php', 'upper.php' ], perl => [ 'perl', 'upper.pl' ]);
-my $dsn = $node->connstr('postgres');
-foreach my $language (grep { $lines{$_} } @languages)
-{
-	my ($command, $name) = @{ $lines{$language} };
-
-	sql($node, q[SELECT count(idemq.enqueue('q', to_jsonb('word ' || n))) FROM generate_series(1, 40) n; SELECT idemq.enqueue('q', '[1]', max_attempts => 1)]);
-	my ($status, $said) = ended(start_runner($dsn, '--once', '-j', 2, '--result', '--lines', '--', $command, program($name)));
-	is($status, 0, "$language: lines") or diag $said;
-	is_sql($node, q[SELECT count(*) FILTER (WHERE result = to_jsonb(upper(payload #>> '{}'))), count(*) FILTER (WHERE status = 'dead' AND last_error <> '') FROM idemq.jobs],
-		'40|1', "$language: each line is answered, and an error is one");
-	sql($node, "SELECT idemq.purge('q'); DELETE FROM idemq.jobs");
-}
+my @blocks = $page =~ /^```(?:ruby|php|perl|go|java)\n(.*)$/mg;
+is(join(' ', sort map { /(?:#|\/\/) (\S+?):/ ? $1 : $_ } @blocks), 'Upper.java config.ru jobs.go jobs.php jobs.psgi upper.go upper.php upper.pl upper.rb', 'the programs of the page');
 
 # Producers: what the page says of each driver.
 my %producer = (

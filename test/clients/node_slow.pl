@@ -31,7 +31,7 @@ my $json = JSON::PP->new->canonical;
 	my ($control) = slurp_file("$ENV{IDEMQ_SOURCE}/idemq.control") =~ /^default_version = '(.*)'/m;
 
 	is($packed, "idemq-$control.tgz", 'npm pack: the version is that of the extension');
-	is(join(' ', sort grep { !m{^(lib|examples)/[a-z-]+\.js$} } map { s{^package/|\n$}{}gr } qx(tar -tf "$tmp/$packed")), 'LICENSE README.md index.d.ts package.json',
+	is(join(' ', sort grep { !m{^(lib|examples|nestjs)/[a-z-]+\.js$} } map { s{^package/|\n$}{}gr } qx(tar -tf "$tmp/$packed")), 'LICENSE README.md index.d.ts nestjs/index.d.ts package.json',
 		'what a user needs, and nothing else');
 	is(slurp_file("$client/LICENSE"), slurp_file("$ENV{IDEMQ_SOURCE}/LICENSE"), 'the license is that of idemq');
 }

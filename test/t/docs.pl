@@ -1,6 +1,6 @@
 # What the documents show: README.md and all of doc/.  Python is that of the files that test/clients runs, and JavaScript
 # that of the Node client's examples or of test/clients, word for word; TypeScript is that of its test of types, which
-# lint compiles, or of the shop (test/clients/shop_ts); so is a shell script that begins with #!.  A command of make has targets that do something, and
+# lint compiles, of the shop (test/clients/shop_ts) or of test/clients/nestjs; so is a shell script that begins with #!.  A command of make has targets that do something, and
 # variables that something reads.  Every link has an end.
 #
 # The SQL of README.md, doc/tutorials and doc/usage runs here, that of all other pages in docs_slow.pl: each page in a session and a
@@ -32,7 +32,7 @@ my @others = grep { -e "$source/$_" } qw(CONTRIBUTING.md SECURITY.md CHANGELOG.m
 my %of = (
 	python => [ files('test/clients', qr/\.py$/) ],
 	js => [ files('clients/node/examples', qr/\.js$/), files('test/clients', qr/(?:_consumer|testing|drivers|encryption)\.mjs$/) ],
-	ts => [ 'clients/node/test/types.ts', files('test/clients/shop_ts', qr/\.ts$/) ],
+	ts => [ 'clients/node/test/types.ts', files('test/clients/shop_ts', qr/\.ts$/), files('test/clients/nestjs', qr/\.ts$/) ],
 	sh => [ files('test/clients', qr/\.sh$/) ]);
 my %tested = map { my $language = $_; $language => [ map { slurp_file("$source/$_") } @{ $of{$language} } ] } keys %of;
 

@@ -1,4 +1,4 @@
-// Packages of the application: pg, and @opentelemetry/api if it is installed.  There is one copy of each, so the application's settings
+// Packages of the application: pg, and @opentelemetry/api and NestJS if they are installed.  There is one copy of each, so the application's settings
 // and parsers apply.
 //
 // They are looked up next to this file first, and then next to the program. If the client was installed as a link (as npm install PATH
@@ -10,7 +10,7 @@ import { createRequire } from 'node:module';
 /**
  * @param {string} name @returns {any} the exports of the package; undefined if it is not installed
  */
-function load(name) {
+export function load(name) {
   for (const from of [import.meta.url, process.argv[1], `${process.cwd()}/`]) {
     /** @type {NodeRequire} */
     let require;

@@ -17,7 +17,7 @@ use Test::More;
 our @EXPORT = qw(compiled shop_provider did answers_orders);
 
 # A folder with the client, the packages of test/clients/package.json and a program of TypeScript (the shop), which is compiled by
-# tsc --strict; its path.
+# tsc --strict; its path.  A program may have a tsconfig.json of its own.
 sub compiled
 {
 	my ($name, @files) = @_;
@@ -25,7 +25,8 @@ sub compiled
 	my $shop = "$ENV{IDEMQ_SOURCE}/test/clients/shop_ts";
 
 	mkdir $_ foreach $app, "$app/node_modules";
-	system_or_bail('cp', map({ "$shop/$_" } qw(package.json tsconfig.json .prettierrc)), @files ? @files : glob("$shop/*.ts"), $app);
+	my @settings = grep { my $setting = $_; !grep { m|/\Q$setting\E$| } @files } qw(package.json tsconfig.json .prettierrc);
+	system_or_bail('cp', map({ "$shop/$_" } @settings), @files ? @files : glob("$shop/*.ts"), $app);
 	symlink $_, "$app/node_modules/" . s|.*/||r or die "symlink: $!" foreach glob "$ENV{IDEMQ_NODE_MODULES}/{.bin,*}";
 	# A copy, not a link: Node looks for the imports of a linked package next to the link's target.
 	system_or_bail('cp', '-r', "$ENV{IDEMQ_SOURCE}/clients/node", "$app/node_modules/idemq");
