@@ -6,12 +6,17 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.parse
 
 import psycopg
 from psycopg.rows import dict_row
+
+# Payloads have thousands of digits and levels.
+getattr(sys, "set_int_max_str_digits", lambda most: None)(0)
+sys.setrecursionlimit(20000)
 
 PATIENCE = float(os.environ.get("CONFORMANCE_PATIENCE", 120))  # seconds until what does not come is missed
 
@@ -20,6 +25,14 @@ CREATE SCHEMA conformance;
 CREATE TABLE conformance.effects (n bigint GENERATED ALWAYS AS IDENTITY, job bigint, token bigint, name text);
 GRANT USAGE ON SCHEMA conformance TO PUBLIC;
 GRANT INSERT ON conformance.effects TO PUBLIC;
+-- COMMIT waits for a lock if the job has an effect with this name.
+CREATE FUNCTION conformance.gate() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM pg_advisory_xact_lock(NEW.job);
+  RETURN NULL;
+END $$;
+CREATE CONSTRAINT TRIGGER gate AFTER INSERT ON conformance.effects DEFERRABLE INITIALLY DEFERRED
+  FOR EACH ROW WHEN (NEW.name = 'gated') EXECUTE FUNCTION conformance.gate();
 CREATE FUNCTION conformance.raise(state text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   RAISE EXCEPTION USING ERRCODE = state, MESSAGE = 'raised by the scenario';
@@ -104,7 +117,7 @@ class Adapter:
         """Sends a command, and returns what waits for its value."""
         with self.writing:
             self.commands += 1
-            command = {"id": self.commands, "do": do, **{k: v for k, v in arguments.items() if v is not None}}
+            command = {"id": self.commands, "do": do, **arguments}
             try:
                 self.process.stdin.write(json.dumps(command) + "\n")
                 self.process.stdin.flush()
@@ -222,7 +235,7 @@ class Attempt:
     def cannot(self, do="effect", name="too late"):
         """A command that must not succeed: it is refused, or the handler has gone."""
         try:
-            self.call(do, name=name if do == "effect" else None)
+            self.call(do, name=name)
         except Refused:
             return
         raise Failed(f"{do} was not refused after the attempt had lost its job")
@@ -379,6 +392,9 @@ class Scenario:
             raise Failed(f"there is no job {job}")
         return rows[0]
 
+    def status(self, job):
+        return self.value("SELECT status::text FROM idemq.jobs WHERE id = %s", job)
+
     def is_job(self, job, **expected):
         """Asserts columns of a job."""
         row = self.job(job)
@@ -387,14 +403,14 @@ class Scenario:
 
     def settles(self, job, **expected):
         """Waits for the end of a running attempt, and asserts columns of the job."""
-        self.until(lambda: self.job(job)["status"] != "running", f"the end of the attempt of job {job}")
+        self.until(lambda: self.status(job) != "running", f"the end of the attempt of job {job}")
         self.is_job(job, **expected)
 
     def becomes(self, job, **expected):
         """Waits for columns of a job."""
 
         def good():
-            row = self.job(job)
+            row = self.sql(f"SELECT status::text, {', '.join(name for name in expected if name != 'status') or 'id'} FROM idemq.jobs WHERE id = %s", job)[0]
             found = {name: row[name] for name in expected}
             if row["status"] in ("completed", "dead", "cancelled") and found != expected:
                 raise Failed(f"job {job} is {found} instead of {expected}")
@@ -463,7 +479,7 @@ class Scenario:
         if or_end:
 
             def end():
-                status = self.job(job)["status"]
+                status = self.status(job)
                 return find() or status in ("completed", "dead", "cancelled", "retrying") and (find() or True)
 
             self.until(end, f"a call of the handler for job {job}, or its end")
@@ -471,8 +487,25 @@ class Scenario:
         self.wait(find, f"a call of the handler for job {job}" if step is None else f"a call of step {step}")
         return found[0]
 
-    def autopilot(self, does, steps=True):
-        """From now on, does(attempt) is called for each call of a handler, in a thread of its own."""
+    def close_gate(self, job):
+        """From now on, a COMMIT with the effect 'gated' of a job waits until open_gate.  The value: the sessions that wait."""
+        self.sql("SELECT pg_advisory_lock(%s)", job)
+
+        def waiting():
+            return [row["pid"] for row in self.sql("SELECT pid FROM pg_stat_activity WHERE pg_backend_pid() = ANY (pg_blocking_pids(pid)) AND wait_event = 'advisory'")]
+
+        def at_gate():
+            self.until(lambda: waiting() or self.status(job) != "running", f"a session in COMMIT of job {job}")
+            self.true(waiting(), "the job completes in the transaction of its effect")
+            return waiting()
+
+        return at_gate
+
+    def open_gate(self, job):
+        self.sql("SELECT pg_advisory_unlock(%s)", job)
+
+    def autopilot(self, does, job=None):
+        """From now on, does(attempt) is called for each call of a handler, or for those of a job, in a thread of its own."""
 
         def fly(attempt):
             try:
@@ -483,7 +516,7 @@ class Scenario:
         def watch():
             while not self.closed:
                 with self.changed:
-                    new = [each for each in self.started if each not in self.taken and each.step is None]
+                    new = [each for each in self.started if each not in self.taken and each.step is None and job in (None, each.job)]
                     self.taken.update(new)
                     if not new:
                         self.changed.wait(1)
@@ -502,7 +535,7 @@ class Scenario:
 
     def is_idle(self):
         """Waits until a worker has told the server that it serves the queue and runs nothing."""
-        self.until(lambda: self.value("SELECT count(*) > 0 FROM idemq.workers WHERE queues @> ARRAY[%s] AND running = 0", self.queue), "an idle worker")
+        self.until(lambda: self.value("SELECT count(*) > 0 FROM idemq.workers WHERE queues @> ARRAY[%s] AND running = 0 AND state = 'here'", self.queue), "an idle worker")
 
     # Waiting and asserting.
 
@@ -538,6 +571,14 @@ class Scenario:
             self.equal(error.sqlstate, sqlstate, "SQLSTATE")
         else:
             raise Failed(f"{value!r} instead of SQLSTATE {sqlstate}")
+
+    def refuses(self, call):
+        """Asserts that a call fails, whether the client or the server refuses it."""
+        try:
+            value = call()
+        except Refused:
+            return
+        raise Failed(f"{value!r} instead of an error")
 
     def close(self):
         """Ends what the scenario has started, and pauses its queue."""

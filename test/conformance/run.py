@@ -85,12 +85,14 @@ def one(scenario, clients, label, options, directory):
     return "failed" if error else "passed"
 
 
-def mutant(scenario, name, base, options, directory):
-    """A broken client must fail because of what the scenario asserts."""
+def mutant(scenario, name, bases, options, directory):
+    """A broken client must fail because of what the scenario asserts.  It is Python's, unless the name begins with another client."""
     label = f"mutant '{name}' fails {scenario.number}"
+    of, _, name = name.rpartition(": ")
+    base = bases[of or "python"]
     client = Client("mutant", [*base.command, "--mutant", name], base.env)
     error, trace = run(scenario, [client] * 3, options, directory)
-    good = isinstance(error, kit.Failed)
+    good = isinstance(error, (kit.Failed, kit.Refused))
     report(good, label, why="" if good else f"{label}: {trace or 'it passes'}")
     if options.verbose:
         print(f"# {label}: {error}"[:300], file=sys.stderr, flush=True)
@@ -136,7 +138,7 @@ def main():
     with tempfile.TemporaryDirectory() as directory:
         for scenario in chosen:
             if options.mutants:
-                tasks += [(scenario, each, mutant, (scenario, each, clients["python"], options, directory)) for each in scenario.mutants]
+                tasks += [(scenario, each, mutant, (scenario, each, clients, options, directory)) for each in scenario.mutants]
                 continue
             if options.mixed:
                 for group in pairs(names, scenario):

@@ -5,8 +5,10 @@ import asyncio
 import json
 import os
 import queue
+import signal
 import sys
 import threading
+import time
 from datetime import datetime
 
 import idemq
@@ -237,6 +239,8 @@ def handle(job, conn=None):
     token = str(job.token)
     inbox = inboxes[token] = queue.Queue()
     headers = job.headers
+    if MUTANT == "commits early":
+        own("SELECT idemq.commit(%s, %s)", (job.id, job.token))
     emit(
         "started", token=token, job=str(job.id), queue=job.queue, kind=job.kind, key=job.key, group=job.group_key, attempt=job.attempt,
         max_attempts=job.max_attempts, headers=headers, payload=job.payload, checkpoint=job.checkpoint,
@@ -249,6 +253,21 @@ def handle(job, conn=None):
         emit("ended", token=token)
         while not inbox.empty():
             ended(inbox.get(), error={"gone": True})
+
+
+def ignore_limits(queue_name):
+    """Breaks the promise of claims: it begins every job that it sees, the last one first."""
+    seen = set()
+    with psycopg.connect(DSN, autocommit=True) as conn:
+        while True:
+            for (job,) in conn.execute(
+                "SELECT id FROM idemq.jobs WHERE status = 'pending' AND queue_id = (SELECT queue_id FROM idemq.queues WHERE name = %s) ORDER BY id DESC",
+                (queue_name,),
+            ).fetchall():
+                if job not in seen:
+                    seen.add(job)
+                    emit("started", token=str(-job), job=str(job), queue=queue_name)
+            time.sleep(0.02)
 
 
 def hooks():
@@ -280,6 +299,11 @@ def work(command):
         options["grace"] = 0.001
     if command["mode"] == "outside":
         options.pop("batch", None)
+    if MUTANT == "ignores limits":
+        threading.Thread(target=ignore_limits, args=(command["queue"],), daemon=True).start()
+    if MUTANT == "leaves in silence":
+        options["signals"] = False
+        signal.signal(signal.SIGTERM, lambda *_: (ended(command, value={}), os._exit(0)))
     worker = idemq.Worker(DSN, command["queue"], **options)
     outcomes = (worker.run if command["mode"] == "run" else worker.run_outside)(handler)
     if MUTANT == "wrong outcomes":

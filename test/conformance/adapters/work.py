@@ -73,6 +73,7 @@ class Program:
                 return {"echo": True}
             return {"result": value} if value is not None else {}
         if command["error"] == "panic":
+            self.emit(event="ended", command=command["id"])
             os.kill(os.getpid(), signal.SIGKILL)
         return {
             "plain": {"error": text}, "retry_later": {"error": text, "retry_in": command.get("delay")}, "dead": {"error": text, "dead": True},
@@ -113,6 +114,8 @@ class Program:
             if self.in_transaction and not self.conn.closed:
                 self.conn.execute("ROLLBACK")
             self.emit(event="ended", token=job["token"])
+            if "floats" in sys.argv:
+                payload = json.dumps(json.loads(payload))
             if "echo" in reply:
                 sys.stdout.write('{"id": "%s", "result": %s}\n' % (job["id"], payload))
             elif "unencodable" in reply:
@@ -176,7 +179,7 @@ class Adapter:
         attach = ["--attach"] if command["mode"] == "run" and "wait_dsn" not in options else []
         self.work = subprocess.Popen(
             ["idemq-work", "-d", DSN, "-q", command["queue"], "-j", str(options.get("concurrency", 1)), *given, *attach, "--lines", "--",
-             sys.executable, os.path.abspath(__file__), "--program", where, command["mode"]], stdin=subprocess.DEVNULL,
+             sys.executable, os.path.abspath(__file__), "--program", where, command["mode"], *sys.argv[1:]], stdin=subprocess.DEVNULL,
         )  # fmt: skip
         threading.Thread(target=self.end, args=(command,), daemon=True).start()
 
