@@ -30,7 +30,7 @@ else
 	SKIP: { skip 'no Go, or its modules cannot be fetched', 1 unless $go; pass('Go is there'); push @clients, 'go' }
 	SKIP: { skip 'no npm packages', 1 unless $ENV{IDEMQ_NODE_MODULES}; pass('Node is there'); push @clients, 'node' }
 	my @options = ('--clients', "@clients", ($go ? ('--go', $go) : ()), @only);
-	my $least = @only ? 1 : 7;
+	my $least = @only ? 1 : 30;
 
 	if (!$ENV{CONFORMANCE_MUTANTS})
 	{

@@ -70,8 +70,9 @@ class Refused(Exception):
 class Adapter:
     """A process of an adapter."""
 
-    def __init__(self, scenario, client, dsn):
+    def __init__(self, scenario, client, dsn, name):
         self.scenario = scenario
+        self.name = name
         self.client = client
         self.log = open(os.path.join(scenario.directory, f"{len(scenario.adapters)}.{client.name}.log"), "w+")
         self.process = subprocess.Popen(
@@ -145,7 +146,9 @@ class Adapter:
         return self.call("enqueue", queue=queue or self.scenario.queue, payload=payload, options=options)
 
     def stop(self):
-        """SIGTERM."""
+        """SIGTERM.  It waits until the worker has connected, because a program that has only just begun does not know the signal yet."""
+        connected = "SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = %s"
+        self.scenario.until(lambda: self.work_id in self.replies or self.scenario.value(connected, self.name), "a connection of the worker")
         self.process.send_signal(signal.SIGTERM)
 
     def kill(self):
@@ -433,7 +436,8 @@ class Scenario:
     # The clients.
 
     def adapter(self, client, dsn=None):
-        adapter = Adapter(self, client, dsn or self.dsn)
+        name = f"{self.queue}_{len(self.adapters)}"
+        adapter = Adapter(self, client, f"{dsn or self.dsn}&application_name={name}", name)
         self.adapters.append(adapter)
         return adapter
 
@@ -454,6 +458,9 @@ class Scenario:
         proxy = Proxy((self.where["host"], int(self.where["port"])))
         self.proxies.append(proxy)
         return proxy
+
+    def as_role(self, name):
+        return uri(self.where["host"], self.where["port"], {**self.where, "user": name})
 
     def through(self, proxy):
         return uri("127.0.0.1", proxy.port, self.where, "&sslmode=disable")

@@ -8,6 +8,8 @@ outcomes and effects, never the wording of a client.
 import json
 from datetime import datetime, timedelta, timezone
 
+from shared import arrive_equal, does_everything, role
+
 ALL = []
 NO_PRODUCER = "it does not enqueue jobs"
 
@@ -198,21 +200,6 @@ def many(s):
     bad = [{"payload": {"n": n}, "options": {"key": f"b{n}"}} for n in range(100)] + [{"payload": "another", "options": {"key": "k7"}}]
     s.refused("IQ003", lambda: p.call("enqueue_many", queue=s.queue, jobs=bad))
     s.equal(s.count(), 10000, "jobs after a call with a bad member")
-
-
-def arrive_equal(s, *payloads):
-    """Each payload (JSON text) arrives equal, or the attempt fails with a reason."""
-    s.worker("outside")
-    for payload in payloads:
-        job = s.add(payload, max_attempts=1)
-        h = s.attempt(job, or_end=True)
-        if h:
-            h.call("return", echo=True)
-        s.until(lambda: s.status(job) in ("completed", "dead"), "the end of the attempt")
-        if s.status(job) == "completed":
-            s.true(s.value("SELECT coalesce(result, 'null') = payload FROM idemq.jobs WHERE id = %s", job), f"the payload {payload[:50]} arrives equal")
-        else:
-            s.true(s.value("SELECT last_error FROM idemq.jobs WHERE id = %s", job), f"the reason why {payload[:50]} has failed is stored")
 
 
 @scenario("5", "each payload arrives equal, or the attempt fails with a reason", ["floats"])
@@ -742,3 +729,61 @@ def hooks(s):
     w.end()
     s.equal([name for token, name in w.effects if token is None],
             ["started", f"around {good}", f"around {bad}", f"failed {bad} dead false", "stopped"], "hooks")
+
+
+SETTINGS = [
+    [("DateStyle", "SQL, DMY"), ("IntervalStyle", "sql_standard"), ("TimeZone", "Asia/Kathmandu"), ("bytea_output", "escape"), ("extra_float_digits", "-5")],
+    [("search_path", ""), ("default_transaction_isolation", "serializable"), ("standard_conforming_strings", "off"), ("IntervalStyle", "iso_8601")],
+    [("default_transaction_isolation", "repeatable read"), ("default_transaction_deferrable", "on"), ("statement_timeout", "20 min"), ("DateStyle", "German")],
+    [("default_transaction_isolation", "read uncommitted"), ("client_encoding", "LATIN1"), ("lock_timeout", "10 min"), ("client_min_messages", "debug1")],
+]
+
+
+@scenario("26", "settings of the role change nothing: styles of dates and intervals, time zone, isolation, encoding, search_path", ["swallows errors"])
+def settings(s):
+    for n, chosen in enumerate(SETTINGS):
+        dsn = role(s, f"set{n}", "enqueue", "claim", settings=chosen)
+        producer = s.producer(dsn=dsn) if s.clients[0].name != "idemq-work" else None
+        does_everything(s, producer, lambda mode: s.worker(mode, dsn=dsn))
+
+
+@scenario("27", "the privilege enqueue is enough for a producer, and claim for a worker", ["swallows errors"])
+def privileges(s):
+    producer = s.producer(dsn=role(s, "producer", "enqueue")) if s.clients[0].name != "idemq-work" else None
+    worker = role(s, "worker", "claim")
+    does_everything(s, producer, lambda mode: s.worker(mode, dsn=worker))
+    if producer:
+        other = s.producer(dsn=role(s, "other", "claim"))
+        s.refused("42501", lambda: other.enqueue({"n": 1}))
+    nobody = s.worker(dsn=role(s, "nobody", "enqueue"))
+    s.wait(lambda: nobody.work_id in nobody.replies, "the end of a worker that may not claim")
+    s.true("error" in nobody.replies[nobody.work_id], "a worker that may not claim ends with an error")
+
+
+@scenario("25", "the connections fall silent while the worker sleeps, claims or runs a handler; it continues, and each effect happens once", ["effect apart"],
+          may_omit={"idemq-work": "a program looks after its own connection"})
+def silent(s):
+    s.alter_queue(lease="6 s")
+    for moment in ("asleep", "in the handler", "in COMMIT"):
+        proxy = s.proxy()
+        w = s.worker(dsn=s.through(proxy))
+        job = None
+        if moment == "asleep":
+            s.is_idle()
+            proxy.silence()
+            job = s.add()
+        else:
+            job = s.add()
+            h = s.attempt(job)
+            h.effect("first")
+            if moment == "in COMMIT":
+                proxy.hold_answers()
+                h.send("return", value="first")
+            else:
+                proxy.silence()
+        s.autopilot(lambda again: again.does("again", "again"), job)
+        if moment == "in the handler":
+            h.send("return", value="first")
+        s.becomes(job, status="completed")
+        s.equal(len(s.ledger(job)), 1, f"effects of a job whose connection fell silent {moment}")
+        w.kill()

@@ -494,7 +494,13 @@ func main() {
 			}()
 		default:
 			if conn == nil {
-				if conn, err = pgx.Connect(ctx, os.Getenv("IDEMQ_DSN")); err != nil {
+				// pgx sends UTF-8, whatever the role's client_encoding is.
+				config, err := pgx.ParseConfig(os.Getenv("IDEMQ_DSN"))
+				if err == nil {
+					config.RuntimeParams["client_encoding"] = "UTF8"
+					conn, err = pgx.ConnectConfig(ctx, config)
+				}
+				if err != nil {
 					answer(c, nil, err)
 					continue
 				}
