@@ -28,6 +28,8 @@
 #                         SCENARIO='sync patroni', PAGE=1 (test/failover/README.md)
 #   make once             the clients' workers, killed and cut off, and the account of every effect: the long
 #                         form of clients/once (KILLS=100, TERMINATIONS=500) and clients/flat (JOBS=200000, WAITS=20000)
+#   make conformance      what every client must do (test/conformance), alone and mixed; ADAPTER='cmd' runs the adapter of another client,
+#                         OMIT='16 17' says what it leaves out, ONLY='1 6' chooses scenarios, MUTANTS=1 runs only the mutants
 #   make fuzz             100,000 calls (FUZZ_CALLS=n) of every SQL function with arguments of
 #                         every kind: the long form of TAP test fuzz; FUZZ_SEED=n repeats one
 #   make check-languages  endpoints in Ruby, PHP, Perl and Go with idemq-work --http, killed, cut off and failed
@@ -86,7 +88,7 @@ test-all:
 lint test-regress test-isolation test-tap test-clients:
 	@$(TREE)/script/test $(@:test-%=%)
 
-.PHONY: chaos test-random-delays soak failover once fuzz check-languages check-writes
+.PHONY: chaos test-random-delays soak failover once conformance fuzz check-languages check-writes
 chaos:
 	@COPT='$(COPT) -DIDEMQ_JITTER' IDEMQ_CHAOS=$(or $(JOBS),100000) IDEMQ_SOAK=$(or $(SOAK),300) IDEMQ_FLOWS=$(or $(SOAK),300) STRESS_SECS=$(or $(SOAK),300) \
 		TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP='$(or $(TAP),chaos_flows chaos soak stress stress_rounds)' $(TREE)/script/test tap
@@ -99,6 +101,9 @@ failover:
 once:
 	@ONCE_KILLS=$(or $(KILLS),100) ONCE_TERMINATIONS=$(or $(TERMINATIONS),500) FLAT_JOBS=$(or $(JOBS),200000) FLAT_WAITS=$(or $(WAITS),20000) \
 		TEST_TIMEOUT=$(or $(TEST_TIMEOUT),7200) CLIENTS='$(or $(CLIENTS),once flat)' $(TREE)/script/test clients
+conformance:
+	@CONFORMANCE_ADAPTER='$(ADAPTER)' CONFORMANCE_OMIT='$(OMIT)' CONFORMANCE_ONLY='$(ONLY)' CONFORMANCE_MUTANTS='$(MUTANTS)' \
+		TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) CLIENTS=conformance $(TREE)/script/test clients
 fuzz:
 	@FUZZ_CALLS=$(or $(FUZZ_CALLS),100000) TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP=fuzz $(TREE)/script/test tap
 check-languages:

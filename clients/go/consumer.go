@@ -138,7 +138,7 @@ func (q *consumer) start(attempts []*attempt) {
 			own = r.slots.acquire()
 			defer r.slots.release(own)
 		}
-		for attempts = q.unheld(attempts); len(attempts) > 0; attempts = q.unheld(attempts) {
+		for attempts = q.unheld(own, attempts); len(attempts) > 0; attempts = q.unheld(own, attempts) {
 			if r.isStopping() { // they were claimed with the last commit, and have not begun
 				for _, a := range attempts {
 					a.cancel(ErrDraining)
@@ -155,7 +155,7 @@ func (q *consumer) start(attempts []*attempt) {
 
 // unheld gives back the attempts that must not begin, because their handlers would probably fail, or because there is no handler.  It
 // returns the others.
-func (q *consumer) unheld(attempts []*attempt) []*attempt {
+func (q *consumer) unheld(own *slot, attempts []*attempt) []*attempt {
 	if len(attempts) == 0 {
 		return nil
 	}
@@ -172,6 +172,9 @@ func (q *consumer) unheld(attempts []*attempt) []*attempt {
 		default:
 			left = append(left, a)
 		}
+	}
+	if own != nil && len(left) < len(attempts) {
+		own.unlock(q.run)
 	}
 	q.giveBack(held, 0, "the last attempts have failed with the same error")
 	for _, a := range unknown {

@@ -335,6 +335,29 @@ func TestKindsAndQueues(t *testing.T) {
 	}
 }
 
+// A handler that uses its transaction at once has the next job locked with its claim, also one of a kind without a handler.
+func TestUnknownKindIsNotLocked(t *testing.T) {
+	f := setUp(t, "")
+	ctx := context.Background()
+	for n := 0; n < 20; n++ {
+		for _, kind := range []string{"a", "b"} {
+			if _, err := (idemq.Queue[any, any]{Name: f.queue, Kind: kind}).Enqueue(ctx, f.pool, n, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	w := f.worker(idemq.WorkerOptions{})
+	idemq.Handle(w, idemq.Queue[any, any]{Name: f.queue, Kind: "a"}, func(ctx context.Context, tx pgx.Tx, _ *idemq.Job[any]) (any, error) {
+		_, err := tx.Exec(ctx, "SELECT 1")
+		return nil, err
+	}, nil)
+	outcomes, err := w.Drain(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.outcomes(outcomes, idemq.Outcomes{idemq.OutcomeCommitted: 20, idemq.OutcomeReleased: 20})
+}
+
 func TestMistakes(t *testing.T) {
 	f := setUp(t, "")
 	h := func(context.Context, pgx.Tx, *idemq.Job[any]) (any, error) { return nil, nil }

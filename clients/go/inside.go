@@ -38,6 +38,20 @@ type slot struct {
 	givenUp *session
 }
 
+// unlock ends the transaction that has locked the last claimed job, which is given back over another connection: that would wait for it.
+func (own *slot) unlock(r *run) {
+	s := own.locked
+	own.locked = nil
+	if s != nil {
+		_ = own.link.with(r.over, func(now *session) error {
+			if now != s {
+				return nil // its transaction has ended with it
+			}
+			return s.exec(r.over, "ROLLBACK")
+		})
+	}
+}
+
 // slots are the slots of all queues of a worker.  Each has a connection, which is opened when it is first needed.
 type slots struct {
 	server *server
@@ -160,7 +174,7 @@ func (q *consumer) runInside(own *slot, attempts []*attempt) []*attempt {
 		}
 		var left [][]*attempt
 		for _, each := range groups { // this one may have been the tenth failure
-			if each = q.unheld(each); len(each) > 0 {
+			if each = q.unheld(own, each); len(each) > 0 {
 				left = append(left, each)
 			}
 		}
