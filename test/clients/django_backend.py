@@ -133,6 +133,14 @@ class Enqueue(Shop):
             add.using(key="order-1", on_duplicate="error").enqueue(1)
         self.assertEqual(self.orders(), [1])
 
+    def test_a_task_of_another_backend(self):
+        immediate = f"{_tasks.BaseTaskBackend.__module__.rpartition('.')[0]}.immediate.ImmediateBackend"
+        with override_settings(TASKS={**TASKS, "immediate": {"BACKEND": immediate, "QUEUES": ["mail"]}}):
+            plain = _tasks.Task(func=add.func, priority=0, backend="immediate", queue_name="mail", run_after=None, takes_context=False)
+            plain.using(backend="default").enqueue(1)
+        drain()
+        self.assertEqual(self.orders(), [1])
+
     def test_using_keeps_the_options(self):
         task = add.using(key="order-1").using(priority=5).using(group_key="alice")
         self.assertEqual((task.key, task.priority, task.group_key, task.queue_name), ("order-1", 5, "alice", "mail"))

@@ -22,6 +22,7 @@ TASKS = {
 INSTALLED_APPS = [
     "django.contrib.admin", "django.contrib.auth", "django.contrib.contenttypes", "django.contrib.messages", "django.contrib.sessions", "idemq.django", "django_shop",
 ]  # fmt: skip
+INSTALLED_APPS += os.environ.get("MORE_APPS", "").split()
 if django.VERSION < (6,):
     INSTALLED_APPS.append("django_tasks")
 MIDDLEWARE = [
@@ -40,6 +41,7 @@ SECRET_KEY = "for tests"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 USE_TZ = True
 TIME_ZONE = "Europe/Berlin"
+EMAIL_BACKEND = "django.core.mail.backends.locmem.EmailBackend"
 ALLOWED_HOSTS = ["testserver"]
 if log := os.environ.get("WORKER_LOG"):
     LOGGING = {

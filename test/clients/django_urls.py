@@ -3,6 +3,7 @@
 from django.contrib import admin
 from django.http import HttpResponse
 from django.urls import path
+from django_shop.orders import pay
 from django_shop.tasks import add
 
 
@@ -13,4 +14,4 @@ def order(request, number):
     return HttpResponse(result.id)
 
 
-urlpatterns = [path("admin/", admin.site.urls), path("order/<str:number>", lambda request, number: order(request, int(number)))]
+urlpatterns = [path("admin/", admin.site.urls), path("order/<str:number>", lambda request, number: order(request, int(number))), path("pay/<int:number>", pay)]

@@ -49,6 +49,16 @@ class IdemqTask(Task):  # type: ignore[misc]
         return replace(Task.using(self, **changes), **own) if own else Task.using(self, **changes)
 
 
+def _own_options(task: Task) -> dict[str, Any]:
+    """The options of idemq for a task, which may have been made for another backend."""
+    own = {name: getattr(task, name) for name in _OPTIONS} if isinstance(task, IdemqTask) else {}
+    if own.pop("outside", False):
+        own["headers"] = {"outside": True}
+    if own.get("depends_on") is not None:
+        own["depends_on"] = [int(id) for id in own["depends_on"]]
+    return {**own, "kind": own.get("kind") or task.module_path}
+
+
 def idemq_priority(priority: int) -> int:
     """Django's priority, -100 to 100, as idemq's, 9 to 0."""
     return _NORMAL - math.ceil(priority / 25) if priority > 0 else _NORMAL + math.ceil(-priority / 20)
@@ -99,15 +109,9 @@ class IdemqBackend(BaseTaskBackend):  # type: ignore[misc]
             task.queue_name,
             {"task": task.module_path, "args": result.args, "kwargs": result.kwargs},
             style="%s",
-            key=task.key,
             run_at=timezone.make_aware(run_at) if run_at is not None and timezone.is_naive(run_at) else run_at,
             priority=idemq_priority(task.priority),
-            group_key=task.group_key,
-            max_attempts=task.max_attempts,
-            headers={"outside": True} if task.outside else None,
-            on_duplicate=task.on_duplicate,
-            kind=task.kind or task.module_path,
-            depends_on=None if task.depends_on is None else [int(id) for id in task.depends_on],
+            **_own_options(task),
         )
         id, outcome, status, _ = self._rows(sql, values)[0]
         object.__setattr__(result, "id", str(id))
