@@ -30,7 +30,7 @@ _NORMAL = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IdemqTask(Task):  # type: ignore[misc]
+class IdemqTask(Task):
     """A task of this backend.  using() accepts idemq's own options as well."""
 
     key: Optional[str] = None
@@ -84,7 +84,7 @@ def find_task(path: Any) -> Optional[Task]:
     return task if isinstance(task, Task) else None
 
 
-class IdemqBackend(BaseTaskBackend):  # type: ignore[misc]
+class IdemqBackend(BaseTaskBackend):
     task_class = IdemqTask
     supports_defer = True
     supports_async_task = True

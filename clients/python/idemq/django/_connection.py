@@ -52,7 +52,7 @@ class _TaskConnection:
 
     def connect(self: Any) -> None:
         kept = self.atomic_blocks, self.savepoint_ids, self.needs_rollback, self.run_on_commit
-        super().connect()  # type: ignore[misc]
+        super().connect()
         self.in_atomic_block, self.autocommit = True, False
         self.atomic_blocks, self.savepoint_ids, self.needs_rollback, self.run_on_commit = kept
 

@@ -17,7 +17,7 @@ def declare_queue(connection: Any, name: str, settings: dict[str, Any]) -> Ensur
     return Ensured(outcome, json.loads(changes) if isinstance(changes, str) else changes)
 
 
-class IdemqQueue(Operation):  # type: ignore[misc]
+class IdemqQueue(Operation):
     """Declare a queue in a migration, with the settings of ensure_queue.  The reverse does nothing, because a queue may have jobs."""
 
     reduces_to_sql = False

@@ -23,7 +23,7 @@ _UNKNOWN_TASK = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IdemqContext(TaskContext):  # type: ignore[misc]
+class IdemqContext(TaskContext):
     """The context of a task with takes_context."""
 
     job: Job[Any]
@@ -81,7 +81,7 @@ class _Runner:
             job.error_details = {"class": f"{kind.__module__}.{kind.__qualname__}"}
             if isinstance(error.__cause__, psycopg.Error) and not hasattr(error, "sqlstate"):
                 # So that the worker runs the task again after a deadlock, and reports the SQLSTATE.
-                error.sqlstate = error.__cause__.sqlstate  # type: ignore[attr-defined]
+                error.sqlstate = error.__cause__.sqlstate
             raise
         finally:
             self._close()

@@ -16,7 +16,7 @@ def _backend() -> IdemqBackend:
 
 
 @admin.register(Job)
-class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class JobAdmin(admin.ModelAdmin):
     list_display = ("id", "queue", "kind", "status", "attempt", "enqueued_at", "finished_at")
     list_filter = ("status",)
     list_per_page = 50

@@ -10,7 +10,7 @@ from ..._migrations import declare_queue
 from ..._tasks import task_backends
 
 
-class Command(BaseCommand):  # type: ignore[misc]
+class Command(BaseCommand):
     help = "Creates the queues of TASKS that are missing, and changes the settings that OPTIONS['queues'] names."
 
     def handle(self, **options: Any) -> None:

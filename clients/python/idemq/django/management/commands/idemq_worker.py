@@ -14,7 +14,7 @@ from ..._tasks import DEFAULT_TASK_BACKEND_ALIAS, task_backends
 from ..._worker import drain, make_worker
 
 
-class Command(BaseCommand):  # type: ignore[misc]
+class Command(BaseCommand):
     help = "Runs the tasks of a backend until SIGTERM or SIGINT, which let the running tasks end."
 
     def add_arguments(self, parser: Any) -> None:
