@@ -75,7 +75,7 @@ def _metadata() -> str:
 def _sources() -> List[str]:
     """The files of the package."""
     kept = (".py", ".sql", ".typed")
-    return sorted(f"{_PACKAGE}/{path.name}" for path in (_HERE / _PACKAGE).iterdir() if path.suffix in kept)
+    return sorted(path.relative_to(_HERE).as_posix() for path in (_HERE / _PACKAGE).rglob("*") if path.suffix in kept)
 
 
 def _epoch() -> int:

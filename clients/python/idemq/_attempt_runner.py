@@ -41,6 +41,7 @@ from ._job import BaseJob
 from ._links import AnswerLost, AsyncLink, Link, ThreadLink
 from ._options import Options
 from ._shared import DRAIN_SETTLE_TIMEOUT, LOCK_PAUSE, Shared
+from ._threads import in_thread
 from ._codec import encoded_json
 from ._typed_jobs import JobTypes, decode_payload
 from ._values import EncodedLater, json_loads, json_text, jsonb_parameter, storable_text
@@ -582,6 +583,8 @@ class AttemptRunner:
         waiting = error if job.waiting is None else job.waiting  # whatever the handler did afterwards
         if isinstance(cause, AlreadyCommitted) or (isinstance(cause, NoSuchJob) and execution.commit_unknown):
             self._record_outcome(job, "committed")
+            if job.after_commit is not None:  # of the run whose COMMIT was not answered
+                await in_thread(job.call_after_commit)
         elif execution.end_reason == "lost" or (cause is not None and execution.end_reason not in ("time", "drain", "cancelled") and not job._being_cancelled):  # these reasons also make the connection refuse statements
             await self._report_lost(job, "stale" if execution.end_reason is None else "lost", cause)
         elif job._being_cancelled:
@@ -625,7 +628,7 @@ class AttemptRunner:
             if own_server and level < 2:
                 end = job.id, MOST_LOSSES, MOST_LOSSES, job.id, job.token, RETRY_LOST_AFTER, job.id, job.token, told, delay
                 return _GIVE_BACK, end
-            more = {**(details or {}), **({} if error is None else self._details(error)), **self._log_of(job, _stores_all(self.shared.control))} or None if level == 0 else None
+            more = {**(details or {}), **({} if error is None else {**self._details(error), **job.error_details}), **self._log_of(job, _stores_all(self.shared.control))} or None if level == 0 else None
             return _FAIL, (job.id, job.token, told, delay, permanent, jsonb_parameter("details", more))
 
         kind_of_error = type(error)

@@ -420,6 +420,9 @@ class ThreadExecutor(Executor):
             end = self._run(run, execution)
             if not execution.finish():
                 return None
+            if end.committed:
+                for job in execution.jobs:
+                    job.call_after_commit()
             if end.error is not None or not run.handler_succeeded(execution, end) or (not end.committed and run.group_commit is None):
                 self._undo_early_begin()
                 return Unsettled(execution, end)

@@ -207,6 +207,10 @@ class BaseJob:
         """OpenTelemetry's context of its handler."""
         self.sent: Any = None
         """OpenTelemetry's context of the producer (_trace)."""
+        self.after_commit: Optional[Callable[[], Any]] = None
+        """Called once the handler's transaction is committed (idemq.django)."""
+        self.error_details: dict[str, Any] = {}
+        """What the handler adds to the details of a failed attempt (idemq.django)."""
         self._renew_lease(asked_at)
 
     @property
@@ -246,6 +250,16 @@ class BaseJob:
         self.payload, self.headers, self.checkpoint = own_copy(self._stored_payload), own_copy(self._stored_headers), own_copy(self._stored_checkpoint)
         self.waiting, self.wait_stored, self._arrived = None, False, []
         self._steps, self.handled = [], False
+        self.after_commit, self.error_details = None, {}
+
+    def call_after_commit(self) -> None:
+        """Called in a thread once the handler's transaction is committed.  An exception cannot undo that."""
+        function, self.after_commit = self.after_commit, None
+        try:
+            if function is not None:
+                function()
+        except BaseException:
+            log.exception("%s %d: after the commit", self.queue, self.id)
 
     def decode(self, codec: Codec) -> None:
         """Decodes payload and checkpoint, before the handler is called for the first time."""

@@ -1,0 +1,1 @@
+"""An application with tasks, for django.pl."""
