@@ -102,7 +102,7 @@ func TestMischief(t *testing.T) {
 		for n := 0; ctx.Err() == nil; n++ {
 			time.Sleep(time.Duration(rand.Intn(60)) * time.Millisecond)
 			sql := []string{
-				"SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity WHERE application_name = 'idemq ' || $1 ORDER BY random() LIMIT 1) AS s",
+				"SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity WHERE application_name = 'idemq ' || $1 AND query LIKE '%idemq.%' AND query NOT LIKE 'SELECT who.pid%' ORDER BY random() LIMIT 1) AS s",
 				"SELECT count(idemq.revoke_lease(job_id)) FROM (SELECT job_id FROM idemq.running_jobs WHERE queue = $1 ORDER BY random() LIMIT 1) AS s",
 				"SELECT count(idemq.cancel(job_id)) FROM (SELECT job_id FROM idemq.running_jobs WHERE queue = $1 ORDER BY random() LIMIT 1) AS s",
 			}[[]int{0, 0, 0, 1, 1, 1, 1, 2}[n%8]]
