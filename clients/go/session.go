@@ -78,7 +78,11 @@ func (s *server) connect(ctx context.Context, lends bool) (*session, error) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		defer context.AfterFunc(s.over, cancel)()
-		return dial(ctx, network, address)
+		conn, err := dial(ctx, network, address)
+		if err == nil && own.conn != nil && s.pooled.Load() {
+			conn, err = pooledCancelConn{conn}, conn.SetDeadline(time.Now().Add(cancelTimeout))
+		}
+		return conn, err
 	}
 	if lends {
 		config.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler {
@@ -184,6 +188,13 @@ type wire struct {
 	// closing is set if the handler has tried to close it, and controlled if it has ended or begun a transaction.
 	closing, controlled atomic.Bool
 }
+
+// pooledCancelConn is the connection of a cancel request to a pooler.  pgbouncer before 1.21 ends if this connection is closed before the
+// request has been answered, as pgx would do when the statement ends first.  Therefore only the deadline set at the beginning applies.
+type pooledCancelConn struct{ net.Conn }
+
+// SetDeadline does nothing.
+func (pooledCancelConn) SetDeadline(time.Time) error { return nil }
 
 // Messages of the protocol: the end of a session, and what the server says after COMMIT and BEGIN.
 var (
