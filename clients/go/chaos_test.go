@@ -52,7 +52,7 @@ func (f *fixture) terminate(times int) {
 			f.Fatal("there are no sessions to terminate")
 		}
 		time.Sleep(time.Duration(rand.Int63n(int64(80 * time.Millisecond))))
-		killed += value[int](f, "SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity WHERE application_name = 'idemq ' || $1 AND query LIKE '%idemq.%' AND query NOT LIKE 'SELECT who.pid%' ORDER BY random() LIMIT 1) AS s", f.queue)
+		killed += value[int](f, "SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity WHERE application_name = 'idemq ' || $1 AND query <> '' AND query NOT LIKE 'SELECT who.pid%' ORDER BY random() LIMIT 1) AS s", f.queue)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -149,36 +150,27 @@ func (w *Worker) add(name, kind string, inside, none bool, given *HandlerOptions
 	case !inside && o.Batch > 1:
 		bad("HandleOutside has no Batch, because its jobs share no transaction")
 	}
-	var q *queueHandlers
-	for _, each := range w.queues {
-		if each.name == name {
-			q = each
-		}
+	n := slices.IndexFunc(w.queues, func(q *queueHandlers) bool { return q.name == name })
+	if n < 0 {
+		n = len(w.queues)
+		w.queues = append(w.queues, &queueHandlers{name: name, inside: inside, handlers: map[string]*handler{}})
 	}
-	if q == nil {
-		q = &queueHandlers{name: name, inside: inside, handlers: map[string]*handler{}}
-		w.queues = append(w.queues, q)
-	}
+	q := w.queues[n]
 	if q.inside != inside {
 		bad("either Handle or HandleOutside must be used for all its kinds")
 	}
 	if q.handlers[kind] != nil {
 		bad("it has two handlers for kind %q", kind)
 	}
-	if !merge(&q.o.Concurrency, o.Concurrency) || !merge(&q.o.Batch, o.Batch) || !merge(&q.o.Lease, o.Lease) || !merge(&q.o.Attach, o.Attach) {
+	timeout := o.Timeout
+	o.Timeout = 0
+	switch unset := (HandlerOptions{}); {
+	case q.o == unset:
+		q.o = o
+	case o != unset && o != q.o:
 		bad("its handlers have different options")
 	}
-	q.handlers[kind] = &handler{o.Timeout, call}
-}
-
-// merge sets an option of a queue.  It returns false if the option has another value.
-func merge[T comparable](have *T, value T) bool {
-	var zero T
-	if value != zero && *have != zero && *have != value {
-		return false
-	}
-	*have = cmp.Or(*have, value)
-	return true
+	q.handlers[kind] = &handler{timeout, call}
 }
 
 // Run runs jobs until ctx ends.  Then it claims nothing more, gives running handlers the grace period, and returns nil.  A queue that does
