@@ -185,6 +185,13 @@ func HoldBack(d time.Duration, scope Scope) error {
 	return &verdict{kind: holdBack, delay: interval(d), scope: scope, text: "held back"}
 }
 
+// IsUncounted reports whether an error ends an attempt of which it is not a failure: Snooze, HoldBack, or the end of the handler's context
+// for another reason than its time limit.
+func IsUncounted(err error) bool {
+	v := verdictOf(err)
+	return v != nil && (v.kind == snooze || v.kind == holdBack) || errors.As(err, new(*stopped)) && !errors.Is(err, ErrTimeout)
+}
+
 // panicked is what a handler, a step or a hook panicked with.
 type panicked struct {
 	value any

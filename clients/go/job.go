@@ -123,7 +123,7 @@ func (j *Job[P]) AwaitEvent(ctx context.Context, name string, timeout time.Durat
 	case err != nil:
 		return false, err
 	case outcome == "waiting":
-		return false, j.call.attempt.waits(fmt.Errorf("waits for event %s", name))
+		return false, j.call.attempt.waits(&verdict{kind: snooze, text: "waits for event " + name})
 	case outcome == "arrived" && dest != nil && payload != nil:
 		if err := decode([]byte(*payload), dest); err != nil {
 			return true, fmt.Errorf("the payload of event %s cannot be decoded: %w", name, err)
