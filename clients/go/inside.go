@@ -17,7 +17,7 @@ const (
 	// quickFirstUse: if a handler uses its transaction within this time, the next job's transaction begins with its claim.
 	quickFirstUse = 2 * time.Millisecond
 	// slotConnects is the time that jobs wait for the connection of their slot.
-	slotConnects = 3 * time.Second
+	slotConnects = 5 * time.Second
 
 	assertCurrentSQL = `SELECT idemq.assert_current($1::bigint, $2::bigint)`
 	// Even behind a pooler, the server must not end a transaction while the handler is busy elsewhere.

@@ -273,6 +273,9 @@ func (r *run) claimFor(q *consumer) {
 		jobs = min(jobs, 1)
 	}
 	r.mu.Unlock()
+	if jobs == 0 { // a failure has just slowed the queue down
+		return
+	}
 	var attempts []*attempt
 	err := r.control.ask(r.stopping, r.controlLimit(), func(ctx context.Context, s *session) error {
 		if s != r.settingsOf || time.Since(r.settingsRead) > settingsMaxAge {
