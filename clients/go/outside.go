@@ -2,6 +2,7 @@ package idemq
 
 import (
 	"context"
+	"errors"
 	"runtime"
 	"sync"
 	"time"
@@ -26,8 +27,8 @@ func (q *consumer) runOutside(a *attempt) []*attempt {
 		q.ended(a, OutcomeWaiting, waits)
 		return nil
 	}
-	if unencodable, ok := err.(errUnencodable); ok { // the effect has already happened
-		a.log().Warn("idemq: the job is completed without a result, because of an error", "error", unencodable.error)
+	if errors.As(err, new(errUnencodable)) { // the effect has already happened
+		a.log().Warn("idemq: the job is completed without a result, because of an error", "error", err)
 		err = nil
 	}
 	if err != nil {

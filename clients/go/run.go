@@ -142,7 +142,7 @@ func (r *run) run() (Outcomes, error) {
 	}
 	r.dispatch()
 	r.stop()
-	for r.busy() > 0 {
+	for r.busy() > 0 && r.over.Err() == nil {
 		r.rest()
 	}
 	if r.reported.Load() {
