@@ -1,134 +1,105 @@
 package idemq
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"runtime/debug"
 	"sync"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 )
 
 const (
 	defaultTimeout = time.Hour
 	// abandonAfter is the time that a handler may take to end after its context has ended.
-	abandonAfter   = 5 * time.Second
-	abandonInDrain = 2 * time.Second
+	abandonAfter = 5 * time.Second
+
+	jobColumns = `id, token, attempt, max_attempts, payload::text, key, group_key, checkpoint::text, (1000000 * extract(epoch FROM enqueued_at))::bigint, headers::text, kind`
+
+	failSQL    = `SELECT idemq.fail($1::bigint, $2::bigint, $3::text, retry_in => $4::text::interval, permanent => $5::boolean, details => $6::text::jsonb)::text`
+	releaseSQL = `SELECT idemq.release($1::bigint, $2::bigint, $3::text::interval)::text`
+	// Holds back, then ends the attempt, in one transaction.  The first 100 such attempts in a row do not count.
+	holdBackSQL = `WITH held AS MATERIALIZED (SELECT idemq.hold_back($1::bigint, $2::bigint,
+    least($3::text::interval, (SELECT nullif(q.max_hold_back, '0') FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE j.id = $1::bigint)), scope => $5::text))
+  SELECT (CASE WHEN (SELECT count(*) FROM (SELECT a.outcome FROM idemq.attempts a WHERE a.job_id = $1::bigint ORDER BY a.token DESC LIMIT 100) l
+      WHERE l.outcome = 'released') < 100 THEN idemq.release($1::bigint, $2::bigint, $3::text::interval)
+    ELSE idemq.fail($1::bigint, $2::bigint, $4::text, retry_in => $3::text::interval) END)::text FROM held`
 )
 
 // attempt is an attempt, from its claim to its end.
 type attempt struct {
-	queue       *consumer
-	handler     *handler
-	header      JobHeader
-	payload     []byte
-	checkpoint  []byte // as claimed
-	unreadable  error
-	lease       time.Duration
-	limit       time.Duration
-	limitName   string
-	notice      time.Duration
-	claimedAt   time.Time
-	outsideLink *link
+	queue   *consumer
+	handler *handler
+	header  JobHeader
+	payload []byte
+	// unreadable is why the handler cannot be called.
+	unreadable error
+	// ctx ends when the attempt must stop, for another reason than its time limit.
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	// expires ends an outside attempt with its lease.
+	expires *time.Timer
+	// unsure is whether a COMMIT was sent that may have taken effect.
+	unsure bool
 
-	mu        sync.Mutex
-	leaseEnds time.Time
-	why       error // one of ErrLeaseLost, ErrTimeout, ErrCancelled and ErrDraining
-	reason    error
-	end       context.CancelCauseFunc
-	// giveUp is closed when the worker no longer waits for the handler.
-	giveUp      chan struct{}
-	giveUpTimer *time.Timer
-	// commitSent is whether a commit was sent, and may have taken effect.
-	commitSent bool
-	// endedItself is whether an outside handler has ended its attempt through SQL.
-	endedItself bool
-	// lost is whether the lease was lost at the last check.
-	lost bool
-	// waiting is the verdict of AwaitEvent, and released is whether the job has already been released.
-	waiting  *verdict
-	released bool
-	// arrived are events that the handler has received in its transaction.
-	arrived []awaited
+	mu sync.Mutex
 	// latest is the latest checkpoint, and stored the latest one that is not undone with the handler's transaction.
 	latest, stored []byte
-	// running is closed when the handler has ended.
-	running chan struct{}
+	// waiting is what AwaitEvent has returned after it has released the job.
+	waiting error
 }
-
-type awaited struct {
-	name    string
-	timeout time.Duration
-}
-
-const jobColumns = `id, token, attempt, max_attempts, payload::text, key, group_key, checkpoint::text, (1000000 * extract(epoch FROM enqueued_at))::bigint, headers::text, kind`
 
 // claimed is a row with the columns jobColumns.
 type claimed struct {
-	id, token                                 *int64
-	attempt, maxAttempts                      *int
-	payload, key, group, state, headers, kind *string
-	enqueuedAt                                *int64
-}
-
-// dest returns where to scan a row, after the columns before.
-func (c *claimed) dest(before ...any) []any {
-	return append(before, &c.id, &c.token, &c.attempt, &c.maxAttempts, &c.payload, &c.key, &c.group, &c.state, &c.enqueuedAt, &c.headers, &c.kind)
-}
-
-func bytesOf(text *string) []byte {
-	if text == nil {
-		return nil
-	}
-	return []byte(*text)
+	ID, Token                     *int64
+	Attempt, MaxAttempts          *int
+	Payload, Key, GroupKey, State *string
+	EnqueuedAt                    *int64
+	Headers, Kind                 *string
 }
 
 // newAttempt begins an attempt that was claimed at asked.  The caller holds the mutex of the run.
-func newAttempt(q *consumer, c *claimed, asked time.Time) *attempt {
-	a := &attempt{queue: q, claimedAt: time.Now(), payload: bytesOf(c.payload), checkpoint: bytesOf(c.state), lease: q.lease, leaseEnds: asked.Add(q.lease)}
+func newAttempt(q *consumer, c claimed, asked time.Time) *attempt {
+	a := &attempt{queue: q, payload: raw(c.Payload), stored: raw(c.State)}
 	a.header = JobHeader{
-		ID: *c.id, Token: *c.token, Queue: q.name, Kind: deref(c.kind), Key: deref(c.key), GroupKey: deref(c.group),
-		Attempt: *c.attempt, MaxAttempts: *c.maxAttempts, EnqueuedAt: fromMicros(c.enqueuedAt),
+		ID: *c.ID, Token: *c.Token, Queue: q.name, Kind: deref(c.Kind), Key: deref(c.Key), GroupKey: deref(c.GroupKey),
+		Attempt: *c.Attempt, MaxAttempts: *c.MaxAttempts, EnqueuedAt: time.UnixMicro(*c.EnqueuedAt),
 	}
-	if c.headers != nil {
-		if err := json.Unmarshal([]byte(*c.headers), &a.header.Headers); err != nil {
-			a.unreadable = fmt.Errorf("the headers cannot be decoded: %w", err)
-		}
+	if c.Headers != nil {
+		a.unreadable = json.Unmarshal([]byte(*c.Headers), &a.header.Headers)
 	}
 	a.handler = q.handlerFor(a.header.Kind)
-	a.limits()
+	a.ctx, a.cancel = context.WithCancelCause(q.run.base)
+	if !q.inside {
+		a.expires = time.AfterFunc(time.Until(asked.Add(q.lease)), func() { a.stop(ErrLeaseLost) })
+	}
 	return a
-}
-
-// limits sets the time limit.  If it is the queue's, the outcome is reported before the server takes the job back.
-func (a *attempt) limits() {
-	a.limit, a.limitName, a.notice = defaultTimeout, "Timeout", abandonAfter
-	if a.queue.jobTimeout > 0 {
-		a.notice = min(abandonAfter, a.queue.jobTimeout/10)
-		a.limit, a.limitName = a.queue.jobTimeout-a.notice-min(time.Second, a.queue.jobTimeout/10), "job_timeout"
-	}
-	if a.handler != nil && a.handler.timeout > 0 && (a.handler.timeout < a.limit || a.queue.jobTimeout == 0) {
-		a.limit, a.limitName = a.handler.timeout, "Timeout"
-	}
 }
 
 func (a *attempt) log() *slog.Logger {
 	return a.queue.run.log.With("queue", a.header.Queue, "id", a.header.ID, "attempt", a.header.Attempt)
 }
 
-// restart prepares another call of the handler.  What a transaction that was rolled back has done does not count.
-func (a *attempt) restart() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.waiting, a.released, a.arrived = nil, false, nil
-	a.latest = a.stored
-	if a.stored == nil {
-		a.latest = a.checkpoint
+// stop ends the handler's context.
+func (a *attempt) stop(why error) { a.cancel(&stopped{why, why.Error()}) }
+
+// limits returns the time limit, and how long the handler may then take to end.  If the limit is the queue's, the outcome is reported before
+// the server takes the job back.
+func (a *attempt) limits() (limit time.Duration, name string, notice time.Duration) {
+	a.queue.run.mu.Lock()
+	own, queue := a.handler.timeout, a.queue.jobTimeout
+	a.queue.run.mu.Unlock()
+	if queue == 0 {
+		return cmp.Or(own, defaultTimeout), "Timeout", abandonAfter
 	}
+	notice = min(abandonAfter, queue/10)
+	limit = queue - notice - min(time.Second, queue/10)
+	if own > 0 && own < limit {
+		return own, "Timeout", notice
+	}
+	return limit, "job_timeout", notice
 }
 
 func (a *attempt) setCheckpoint(data []byte, stored bool) {
@@ -146,277 +117,176 @@ func (a *attempt) state() []byte {
 	return a.latest
 }
 
-func (a *attempt) waits(v *verdict, released bool) {
+// waits notes that the job was released, or returns the error with which it was.
+func (a *attempt) waits(err error) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.waiting, a.released = v, released
-}
-
-func (a *attempt) received(name string, timeout time.Duration) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.arrived = append(a.arrived, awaited{name, timeout})
-}
-
-// get reads members under the mutex.
-func get[T any](a *attempt, of func() T) T {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return of()
-}
-
-func (a *attempt) stopReason() (why, reason error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.why, a.reason
-}
-
-func (a *attempt) setCommitSent(sent bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.commitSent = sent
-}
-
-func (a *attempt) isCommitSent() bool { return get(a, func() bool { return a.commitSent }) }
-
-// renew notes that a heartbeat, sent at asked, has extended the lease.
-func (a *attempt) renew(asked time.Time) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.leaseEnds = asked.Add(a.lease)
-}
-
-func (a *attempt) leaseOver() bool {
-	return get(a, func() bool { return !a.endedItself && time.Now().After(a.leaseEnds) })
-}
-
-// cancel ends the handler's context.
-func (a *attempt) cancel(why error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.why != nil {
-		if why == ErrDraining && a.giveUpTimer != nil {
-			a.giveUpTimer.Reset(abandonInDrain)
-		}
-		return
+	if err != nil {
+		a.waiting = err
 	}
-	text := map[error]string{ErrLeaseLost: "the lease was lost", ErrCancelled: "the job was cancelled", ErrDraining: "the worker is stopping"}[why]
-	if why == ErrTimeout {
-		text = fmt.Sprintf("stopped after %s (%s)", a.limit, a.limitName)
-	}
-	a.why, a.reason = why, &stopped{why, text}
-	if a.end != nil {
-		a.end(a.reason)
-		a.abandonSoon()
-	}
+	return a.waiting
 }
 
-// abandonSoon begins the time in which the handler must end.
-func (a *attempt) abandonSoon() {
-	after := abandonAfter
-	switch a.why {
-	case ErrTimeout:
-		after = a.notice
-	case ErrDraining:
-		after = abandonInDrain
-	}
-	giveUp := a.giveUp
-	a.giveUpTimer = time.AfterFunc(after, func() { close(giveUp) })
-}
+var errCallUnderWay = errors.New("the handler has ended while a step was under way; wait for it")
 
-// jobContext is the context of a handler.
-type jobContext struct {
-	context.Context
-	deadline time.Time
-}
-
-func (c jobContext) Deadline() (time.Time, bool) { return c.deadline, true }
-
-// outcome is what a handler has returned.
-type outcome struct {
-	result *string
-	err    error
-}
-
-var errStepUnderWay = errors.New("the handler has ended while a step was under way; wait for it")
-
-// call calls the handler within its time limit.  abandoned: the handler has not ended in time.
-func (a *attempt) call(h *handling) (result *string, err error, abandoned bool) {
-	a.mu.Lock()
-	if a.why != nil {
-		defer a.mu.Unlock()
-		return nil, a.reason, false
-	}
+// call calls the handler within its time limit, with a transaction or nil.
+func (a *attempt) call(tx *sharedTx) (result *string, err error) {
 	if a.unreadable != nil {
-		defer a.mu.Unlock()
-		return nil, a.unreadable, false
+		return nil, fmt.Errorf("the headers cannot be decoded: %w", a.unreadable)
 	}
-	inner, end := context.WithCancelCause(a.queue.run.base)
-	a.end, a.giveUp, a.giveUpTimer = end, make(chan struct{}), nil
-	a.header.Deadline = time.Now().Add(a.limit)
-	ctx := jobContext{inner, a.header.Deadline}
-	running, giveUp := make(chan struct{}), a.giveUp
-	a.running = running
-	a.mu.Unlock()
-
-	timer := time.AfterFunc(a.limit, func() { a.cancel(ErrTimeout) })
-	done := make(chan outcome, 1)
-	go protected(func() (*string, bool, error) {
-		result, err := a.queue.run.hooks.around(ctx, a, h)
-		return result, true, err
-	}, func(result *string, _ bool, err error) {
-		if under := h.endSteps(); under && err == nil {
-			err = errStepUnderWay
-		}
-		done <- outcome{result, err}
-		close(running)
-	})
-	var got outcome
+	if err := context.Cause(a.ctx); err != nil {
+		return nil, err
+	}
+	a.setCheckpoint(a.stored, true) // a transaction that was rolled back does not count
+	r := a.queue.run
+	limit, name, notice := a.limits()
+	a.header.Deadline = time.Now().Add(limit)
+	ctx, end := context.WithDeadlineCause(a.ctx, a.header.Deadline, &stopped{ErrTimeout, fmt.Sprintf("stopped after %s (%s)", limit, name)})
+	defer end()
+	c := &call{attempt: a, ctx: ctx, tx: tx}
+	done := start(func() (*string, error) { return r.w.o.Hooks.around(c) })
+	abandoned := false
+	var got returned[*string]
 	select {
 	case got = <-done:
-	case <-giveUp:
-		abandoned = true
-		_, got.err = a.stopReason()
-	}
-	timer.Stop()
-	a.mu.Lock()
-	if a.giveUpTimer != nil {
-		a.giveUpTimer.Stop()
-	}
-	a.end = nil
-	a.mu.Unlock()
-	end(nil)
-	return got.result, got.err, abandoned
-}
-
-// protected calls fn, and then deliver with what fn has returned, or with an error if it panicked or called runtime.Goexit.
-func protected[T any](fn func() (T, bool, error), deliver func(T, bool, error)) {
-	var value T
-	var ok, returned bool
-	var err error
-	defer func() {
-		if p := recover(); p != nil {
-			err = &panicked{p, string(debug.Stack())}
-		} else if !returned {
-			err = errGoexit
+	case <-ctx.Done():
+		a.cancel(context.Cause(ctx))
+		timer := time.NewTimer(notice)
+		defer timer.Stop()
+		select {
+		case got = <-done:
+		case <-timer.C:
+			abandoned = true
+		case <-r.giveUp.Done():
+			abandoned = true
 		}
-		deliver(value, ok, err)
-	}()
-	value, ok, err = fn()
-	returned = true
+	}
+	if abandoned {
+		if tx != nil {
+			tx.session.abandoned = true
+			tx.session.kill()
+		}
+		c.end()
+		r.abandon(a, done)
+		return nil, context.Cause(ctx)
+	}
+	if c.end() && got.err == nil {
+		got.err = errCallUnderWay
+	}
+	return got.value, got.err
 }
 
-// guarded calls fn in a goroutine of its own, because fn may call runtime.Goexit, and waits for it.
-func guarded[T any](fn func() (T, bool, error)) (value T, ok bool, err error) {
-	done := make(chan struct{})
-	go protected(fn, func(v T, o bool, e error) {
-		value, ok, err = v, o, e
-		close(done)
-	})
-	<-done
-	return value, ok, err
-}
-
-// asker runs a statement that is committed by itself.
-type asker func(ctx context.Context, fn func(context.Context, *session) error) error
-
-// handling is one call of a handler.
-type handling struct {
+// call is one call of a handler.
+type call struct {
 	attempt *attempt
-	// shared is the transaction of an inside handler, which a batch shares.
-	shared *sharedTx
+	ctx     context.Context
+	// tx is the transaction of an inside handler, which a batch shares.
+	tx *sharedTx
 
 	mu    sync.Mutex
 	ended bool
-	steps int
+	// apart is the number of calls of the job's methods that are under way.
+	apart int
 }
 
-// beginStep notes that a step is under way.
-func (h *handling) beginStep(name string) (end func(), err error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.ended {
-		return nil, fmt.Errorf("step %s was called after the handler had ended", name)
+// end ends the call, and reports whether a call of the job's methods is still under way.
+func (c *call) end() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended = true
+	return c.apart > 0
+}
+
+// beginApart begins a call of the job's methods whose effect is committed by itself.  It fails after the handler has used its transaction,
+// which has locked the job, and in a batch, whose jobs then run alone.
+func (c *call) beginApart(what string) (end func(), err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch t := c.tx; {
+	case c.ended:
+		return nil, fmt.Errorf("%s was called after the handler had ended", what)
+	case t != nil && len(t.jobs) > 1:
+		return nil, t.misused(errBatchEnds{what})
+	case t != nil && !t.usedAt.IsZero():
+		return nil, t.misused(fmt.Errorf("%s is not available after the handler has used its transaction, because the transaction that completes the job has begun. "+
+			"Call it before the first statement, or save a checkpoint in the transaction with Job.CheckpointTx", what))
+	case t != nil:
+		t.unlock()
+		t.madeApart = true
 	}
-	h.steps++
+	c.apart++
 	return func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		h.steps--
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.apart--
 	}, nil
 }
 
-// endSteps ends the handler, and reports whether a step is still under way.
-func (h *handling) endSteps() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.ended = true
-	return h.steps > 0
-}
-
-func (h *handling) over() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.ended
-}
-
-// used reports whether calls of the job belong to the handler's transaction.
-func (h *handling) used() bool { return h.shared != nil && h.shared.isUsed() }
-
-// outside runs a statement of an outside handler.
-func (h *handling) outside(ctx context.Context, fn func(context.Context, *session) error) error {
-	ctx, stop := h.attempt.queue.run.within(ctx)
-	defer stop()
-	_, err := h.attempt.outsideLink.repeat(ctx, fn)
-	return err
-}
-
-// apart calls fn with a function that runs statements, each committed by itself.
-func (h *handling) apart(what string, fn func(asker) error) error {
-	if h.shared == nil {
-		return fn(h.outside)
+// settle reports the end of an attempt whose handler has failed, on an idle link or, if there is none, a side link.
+func (q *consumer) settle(l *link, a *attempt, err error) {
+	v := verdictOf(err)
+	if cause := context.Cause(a.ctx); cause != nil && v == nil {
+		err = cause // an error caused by the end of the context is not the job's failure, except at its time limit
 	}
-	return h.shared.apart(what, fn)
-}
-
-// ask runs a statement in the handler's transaction if that has been used, and otherwise by itself.
-func (h *handling) ask(ctx context.Context, fn func(context.Context, *session) error) error {
+	id, token, text := a.header.ID, a.header.Token, textOf(err)
+	repeat := q.run.side
+	if l != nil {
+		repeat = l.repeat
+	}
+	var outcome Outcome
+	send := func(sql string, args ...any) error {
+		_, err := repeat(q.run.over, func(ctx context.Context, s *session) error {
+			return s.row(ctx, sql, append([]any{id, token}, args...)...).Scan(&outcome)
+		})
+		return err
+	}
+	var asked error
 	switch {
-	case h.shared == nil:
-		return h.outside(ctx, fn)
-	case h.used():
-		return h.use(ctx, fn)
+	case errors.As(err, new(*stopped)) && !errors.Is(err, ErrTimeout):
+		asked = send(releaseSQL, nil)
+	case v == nil || v.kind == refused:
+		asked = send(failSQL, text, nil, false, detailsOf(err))
+	case v.kind == snooze:
+		asked = send(releaseSQL, v.delay)
+	case v.kind == holdBack:
+		asked = send(holdBackSQL, v.delay, text, given(string(v.scope)))
+	default:
+		asked = send(failSQL, text, v.delay, v.kind == dead, detailsOf(err))
 	}
-	return h.shared.ask(ctx, fn)
+	if hasState(asked, "22") { // a value is invalid, or the server's encoding lacks a character
+		asked = send(failSQL, notASCII.ReplaceAllString(text+" (and: "+textOf(asked)+")", "?"), nil, v != nil && v.kind == dead, nil)
+	}
+	switch {
+	case hasState(asked, "IQ001", "IQ002", "IQ006"):
+		outcome = OutcomeStale
+	case asked != nil:
+		outcome, err = OutcomeLost, asked
+	}
+	q.ended(a, outcome, err)
 }
 
-// use runs a statement in the handler's transaction, if it has one.
-func (h *handling) use(ctx context.Context, fn func(context.Context, *session) error) error {
-	if h.shared == nil {
-		return h.outside(ctx, fn)
+// ended ends an attempt, of which err is the error unless it has succeeded.
+func (q *consumer) ended(a *attempt, outcome Outcome, err error) {
+	r := q.run
+	a.cancel(nil)
+	r.mu.Lock()
+	if a.expires != nil {
+		a.expires.Stop()
 	}
-	t := &handlerTx{handling: h}
-	if err := t.enter(ctx, ""); err != nil {
-		return err
+	delete(r.running, a.header.Token)
+	r.counts[outcome]++
+	q.note(outcome, err)
+	r.mu.Unlock()
+	switch outcome {
+	case OutcomeCommitted:
+	case OutcomeReleased, OutcomeWaiting:
+		a.log().Info("idemq: job "+string(outcome), "why", err)
+	case OutcomeRetrying, OutcomeDead:
+		a.log().Warn("idemq: job "+string(outcome), "error", err)
+		r.w.o.Hooks.failed(a, Failure{err, outcome, outcome == OutcomeRetrying})
+	case OutcomeLost:
+		a.log().Warn("idemq: the job waits until its lease expires", "error", err)
+	default:
+		a.log().Warn("idemq: the attempt no longer owned its job", "outcome", outcome, "error", err)
 	}
-	defer t.exit()
-	return fn(ctx, h.shared.session)
-}
-
-// owns reports whether a transaction is the one of the handler.
-func (h *handling) owns(tx pgx.Tx) bool {
-	own, ok := tx.(*handlerTx)
-	return ok && h.shared != nil && own.handling.shared == h.shared
-}
-
-// unlock makes sure that another transaction can lock the job.
-func (h *handling) unlock(what string) error {
-	if h.shared == nil {
-		return nil
-	}
-	if err := h.shared.refuseApart(what); err != nil {
-		return err
-	}
-	h.shared.rollbackUnused()
-	return nil
 }

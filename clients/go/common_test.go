@@ -30,6 +30,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// patience is how long the tests wait for what must happen, on however slow a machine.
+const patience = 3 * time.Minute
+
 var queues atomic.Int64
 
 type fixture struct {
@@ -76,7 +79,7 @@ func setUp(t testing.TB, settings string) *fixture {
 	f.exec("CREATE TABLE IF NOT EXISTS effects (queue text, job bigint, token bigint)")
 	t.Cleanup(func() {
 		pool.Close()
-		for end := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > goroutines; time.Sleep(5 * time.Millisecond) {
+		for end := time.Now().Add(30 * time.Second); runtime.NumGoroutine() > goroutines; time.Sleep(5 * time.Millisecond) {
 			if time.Now().After(end) {
 				stacks := make([]byte, 1<<20)
 				t.Fatalf("goroutines are left:\n%s", stacks[:runtime.Stack(stacks, true)])
@@ -107,7 +110,7 @@ func value[T any](f *fixture, sql string, args ...any) (v T) {
 // until waits until a query returns true.
 func (f *fixture) until(sql string, args ...any) {
 	f.Helper()
-	for end := time.Now().Add(60 * time.Second); !value[bool](f, sql, args...); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(patience); !value[bool](f, sql, args...); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			f.Fatalf("not in time: %s\n%s", sql, f.log)
 		}
@@ -148,7 +151,7 @@ func (f *fixture) running(w *idemq.Worker) (stop func() (idemq.Outcomes, error))
 		select {
 		case r := <-done:
 			return r.o, r.err
-		case <-time.After(60 * time.Second):
+		case <-time.After(patience):
 			stacks := make([]byte, 1<<20)
 			f.Fatalf("Run does not return:\n%s\n%s", f.log, stacks[:runtime.Stack(stacks, true)])
 			return nil, nil

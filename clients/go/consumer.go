@@ -2,35 +2,42 @@ package idemq
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"slices"
+	"regexp"
 	"time"
 )
 
 const (
-	claimSQL = `SELECT ` + jobColumns + ` FROM idemq.claim($1::text, $2::int, lease => $3::text::interval, worker => $4::text, attach => $5::boolean)`
+	// unknownKind is the time after which a job is ready again if there is no handler for its kind.
+	unknownKind = time.Minute
+	// After so many failures in a row with the same error, one job runs at a time, and each failure is followed by a pause, so that the backlog
+	// does not use up its attempts.
+	slowsDownAfter = 10
+	firstPause     = time.Second
+	longestPause   = 10 * time.Second
 )
 
-// consumer is one queue of a worker: its slots, its settings and the attempts that it has claimed.  The mutex of the run protects what
-// changes.
+// values are what differs in errors with the same cause.
+var values = regexp.MustCompile(`(?i)"[^"]*"|'[^']*'|\b[0-9a-f]{8,}\b|\d+`)
+
+// consumer is one queue of a worker.  The mutex of the run protects what changes.
 type consumer struct {
 	*queueHandlers
 	run         *run
 	concurrency int
 	attach      bool
-	group       *groupCommit
+	group       groupCommit
 
-	busy int
-	// empty is whether the last claim found nothing, and nothing has happened since.
-	empty bool
-	// known is whether a claim has been answered.
-	known             bool
+	busy int // slots in use
+	// empty is whether the last claim found nothing, and nothing has happened since, and known whether a claim has been answered.
+	empty, known      bool
 	pausedUntil       time.Time
 	lease, jobTimeout time.Duration
-	breaker           breaker
-	// probe is the attempt that may begin while the breaker is open.
-	probe   *attempt
-	unknown map[string]bool
+	unknown           map[string]bool
+	// failures counts the attempts in a row that have failed with the same error, which is alike.
+	failures int
+	alike    string
 }
 
 func newConsumer(r *run, q *queueHandlers) *consumer {
@@ -39,7 +46,6 @@ func newConsumer(r *run, q *queueHandlers) *consumer {
 	if q.o.Attach != nil {
 		c.attach = *q.o.Attach
 	}
-	c.group = &groupCommit{queue: c}
 	return c
 }
 
@@ -51,71 +57,72 @@ func (q *consumer) handlerFor(kind string) *handler {
 	return q.handlers[""]
 }
 
-// free returns the number of free slots.  The caller holds the mutex, as for the next methods.
-func (q *consumer) free() int {
-	if q.breaker.open() {
+func (q *consumer) batch() int { return max(q.o.Batch, 1) }
+
+// wanted returns the number of slots for which to claim.  The caller holds the mutex, as for the next methods.
+func (q *consumer) wanted() int {
+	if q.slow() {
 		return max(1-q.busy, 0)
 	}
 	return q.concurrency - q.busy
 }
 
-func (q *consumer) batch() int {
-	if q.breaker.open() {
-		return 1
+func (q *consumer) slow() bool { return q.failures >= slowsDownAfter }
+
+// note notices failures that repeat.
+func (q *consumer) note(outcome Outcome, err error) {
+	was := q.slow()
+	switch outcome {
+	case OutcomeCommitted:
+		q.failures = 0
+		if was {
+			q.pausedUntil = time.Time{}
+			q.run.log.Info(fmt.Sprintf("idemq: an attempt has succeeded, so the worker runs %d jobs at a time again", q.concurrency*q.batch()), "queue", q.name)
+		}
+	case OutcomeRetrying, OutcomeDead:
+		if alike := values.ReplaceAllString(shorten(textOf(err), 2000), "?"); alike != q.alike {
+			q.alike, q.failures = alike, 0
+		}
+		q.failures++
+		if !q.slow() || q.run.once {
+			return
+		}
+		q.pausedUntil = time.Now().Add(min(firstPause<<min(q.failures-slowsDownAfter, 10), longestPause))
+		if !was {
+			q.run.log.Error("idemq: ten attempts in a row have failed with the same error, so the worker runs one job at a time until one succeeds", "queue", q.name, "error", err)
+		}
 	}
-	return max(q.o.Batch, 1)
 }
 
+// paused reports whether no job is claimed for now.
 func (q *consumer) paused() bool { return time.Now().Before(q.pausedUntil) }
-
-func (q *consumer) batchNow() int {
-	q.run.mu.Lock()
-	defer q.run.mu.Unlock()
-	return q.batch()
-}
-
-func (q *consumer) isKnown() bool {
-	q.run.mu.Lock()
-	defer q.run.mu.Unlock()
-	return q.known
-}
 
 func (q *consumer) pauseFor(d time.Duration) {
 	q.run.mu.Lock()
 	defer q.run.mu.Unlock()
-	if until := time.Now().Add(d); until.After(q.pausedUntil) {
-		q.pausedUntil = until
-	}
+	q.pausedUntil = time.Now().Add(d)
 }
 
 // mayClaim reports whether a commit also claims the next jobs.
 func (q *consumer) mayClaim() bool {
 	q.run.mu.Lock()
 	defer q.run.mu.Unlock()
-	return !q.run.isStopping() && !q.paused() && !q.breaker.open()
+	return q.run.stopping.Err() == nil && !q.paused() && !q.slow()
 }
 
-// attachesTo reports whether leases are attached to a session.  A lease cannot be attached to a pooler's session.
-func (q *consumer) attachesTo(s *session) bool { return q.attach && s.direct }
-
+// claimArgs are the arguments of a claim.  A lease cannot be attached to a pooler's session.
 func (q *consumer) claimArgs(s *session, jobs int) []any {
-	return []any{q.name, jobs, givenInterval(q.o.Lease), q.run.w.o.Name, q.attachesTo(s)}
+	return []any{q.name, jobs, givenInterval(q.o.Lease), q.run.w.o.Name, q.attach && s.direct}
 }
 
 // begun returns the attempts of claimed jobs.
-func (q *consumer) begun(claims []*claimed, asked time.Time, s *session) []*attempt {
-	r := q.run
-	r.mu.Lock()
-	defer r.mu.Unlock()
+func (q *consumer) begun(claims []claimed, asked time.Time) []*attempt {
+	q.run.mu.Lock()
+	defer q.run.mu.Unlock()
 	attempts := make([]*attempt, len(claims))
 	for n, c := range claims {
-		a := newAttempt(q, c, asked)
-		if !q.inside {
-			a.outsideLink = r.others[r.turn%len(r.others)]
-			r.turn++
-		}
-		r.running[a.header.Token] = a
-		attempts[n] = a
+		attempts[n] = newAttempt(q, c, asked)
+		q.run.running[*c.Token] = attempts[n]
 	}
 	return attempts
 }
@@ -124,64 +131,70 @@ func (q *consumer) begun(claims []*claimed, asked time.Time, s *session) []*atte
 func (q *consumer) start(attempts []*attempt) {
 	r := q.run
 	r.mu.Lock()
-	if q.breaker.open() && q.busy == 0 {
-		q.probe = attempts[0]
-	}
 	q.busy++
 	r.mu.Unlock()
-	r.wg.Add(1)
-	go func() {
-		defer r.wg.Done()
-		defer r.freed(q)
-		var own *slot
+	r.spawn(func() {
+		defer q.freed()
+		var l *link
 		if q.inside {
-			own = r.slots.acquire()
-			defer r.slots.release(own)
+			l = r.slots.acquire()
+			defer r.slots.release(l)
+			defer l.unlock()
 		}
-		for attempts = q.unheld(own, attempts); len(attempts) > 0; attempts = q.unheld(own, attempts) {
-			if r.isStopping() { // they were claimed with the last commit, and have not begun
-				for _, a := range attempts {
-					a.cancel(ErrDraining)
-				}
-			}
+		for attempts = q.runnable(l, attempts); len(attempts) > 0; attempts = q.runnable(l, attempts) {
 			if q.inside {
-				attempts = q.runInside(own, attempts)
+				attempts = q.runInside(l, attempts)
 			} else {
 				attempts = q.runOutside(attempts[0])
 			}
 		}
-	}()
+	})
 }
 
-// unheld gives back the attempts that must not begin, because their handlers would probably fail, or because there is no handler.  It
-// returns the others.
-func (q *consumer) unheld(own *slot, attempts []*attempt) []*attempt {
-	if len(attempts) == 0 {
-		return nil
-	}
-	q.run.mu.Lock()
-	open, probe := q.breaker.open(), q.probe
-	q.run.mu.Unlock()
-	var held, unknown, left []*attempt
-	for _, a := range attempts {
-		switch {
-		case a.handler == nil:
-			unknown = append(unknown, a)
-		case open && a != probe && !a.isCommitSent():
-			held = append(held, a)
-		default:
-			left = append(left, a)
+// freed notes that a slot is free again.
+func (q *consumer) freed() {
+	r := q.run
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	q.busy--
+	r.ends++
+	if r.once { // the job may have added jobs to other queues
+		for _, each := range r.queues {
+			each.empty = false
 		}
 	}
-	if own != nil && len(left) < len(attempts) {
-		own.unlock(q.run)
+	for _, each := range r.sleepers {
+		if each == q {
+			return // the server is waiting for this queue
+		}
 	}
-	q.giveBack(held, 0, "the last attempts have failed with the same error")
-	for _, a := range unknown {
-		q.warnOnce(a)
+	q.empty = false
+	signal(r.changed)
+}
+
+// runnable gives back the attempts that must not begin, and returns the others.  The link of the slot, if it has one, has perhaps locked them.
+func (q *consumer) runnable(l *link, attempts []*attempt) (known []*attempt) {
+	var back []*attempt
+	delay, why := unknownKind, "there is no handler for its kind"
+	if q.run.stopping.Err() != nil {
+		back, delay, why = attempts, 0, "the worker is stopping"
+	} else {
+		for _, a := range attempts {
+			if a.handler != nil {
+				known = append(known, a)
+				continue
+			}
+			back = append(back, a)
+			q.warnOnce(a)
+		}
 	}
-	q.giveBack(unknown, or(q.o.UnknownKind, time.Minute), "there is no handler for its kind")
-	return left
+	if len(back) > 0 {
+		if l != nil {
+			l.unlock()
+		}
+		q.giveBack(back, delay, why)
+	}
+	return known
 }
 
 // warnOnce says once for each kind that there is no handler for it.
@@ -194,81 +207,17 @@ func (q *consumer) warnOnce(a *attempt) {
 	}
 }
 
-const releaseManyLaterSQL = `SELECT count(*) FROM idemq.release_many($1::text::bigint[], $2::text::bigint[], delay => $3::text::interval)`
-
 // giveBack releases attempts that have not begun.
 func (q *consumer) giveBack(attempts []*attempt, delay time.Duration, why string) {
-	if len(attempts) == 0 {
-		return
-	}
 	ids, tokens := pairs(attempts)
-	_, err := q.run.control.repeat(q.run.over, func(ctx context.Context, s *session) error {
-		return s.exec(ctx, releaseManyLaterSQL, ids, tokens, givenInterval(delay))
+	_, err := q.run.side(q.run.over, func(ctx context.Context, s *session) error {
+		return s.exec(ctx, releaseManySQL, ids, tokens, givenInterval(delay))
 	})
 	for _, a := range attempts {
 		if err != nil {
-			q.ended(a, OutcomeLost, err.Error())
+			q.ended(a, OutcomeLost, err)
 		} else {
-			q.ended(a, OutcomeReleased, why)
+			q.ended(a, OutcomeReleased, errors.New(why))
 		}
 	}
-}
-
-// failed calls the hook for an attempt that has failed, and notices failures that repeat.
-func (q *consumer) failed(a *attempt, err error, outcome Outcome, willRetry bool) {
-	r := q.run
-	if !r.once && (outcome == OutcomeRetrying || outcome == OutcomeDead) {
-		r.mu.Lock()
-		opened := q.breaker.failed(a.header.Kind, err)
-		pause := q.breaker.pause()
-		r.mu.Unlock()
-		if opened {
-			r.log.Error("idemq: ten attempts in a row have failed with the same error, so the worker runs one job at a time until one succeeds", "queue", q.name, "kind", a.header.Kind, "error", err)
-		}
-		q.pauseFor(pause)
-	}
-	r.hooks.failed(a, Failure{err, outcome, willRetry})
-}
-
-// ended ends an attempt.
-func (q *consumer) ended(a *attempt, outcome Outcome, text string) {
-	r := q.run
-	r.mu.Lock()
-	closed := false
-	if outcome == OutcomeCommitted {
-		if closed = q.breaker.succeeded(a.header.Kind); closed {
-			q.pausedUntil = time.Time{}
-		}
-	}
-	delete(r.running, a.header.Token)
-	r.counts[outcome]++
-	r.mu.Unlock()
-	if closed {
-		r.log.Info(fmt.Sprintf("idemq: an attempt has succeeded, so the worker runs %d jobs at a time again", q.concurrency*max(q.o.Batch, 1)), "queue", q.name)
-	}
-	switch outcome {
-	case OutcomeCommitted:
-	case OutcomeReleased, OutcomeWaiting:
-		a.log().Info("idemq: job "+string(outcome), "why", text)
-	case OutcomeStale, OutcomeNotFound:
-		a.log().Warn("idemq: the lease was lost", "why", text)
-	case OutcomeLost:
-		a.log().Warn("idemq: the job waits until its lease expires", "error", text)
-	default:
-		a.log().Warn("idemq: job "+string(outcome), "error", text)
-	}
-}
-
-// abandon notes a handler that has not ended in time.
-func (r *run) abandon(a *attempt) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.abandoned = append(slices.DeleteFunc(r.abandoned, func(each *attempt) bool {
-		select {
-		case <-each.running:
-			return true
-		default:
-			return false
-		}
-	}), a)
 }

@@ -1,13 +1,11 @@
 package idemq
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"regexp"
+	"runtime/debug"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -41,14 +39,23 @@ var (
 // Reasons for which the context of a handler ends, to be tested with errors.Is(context.Cause(ctx), …).
 var (
 	// ErrLeaseLost means that the job no longer belongs to this attempt.
-	ErrLeaseLost error = sentinel{text: "idemq: the lease was lost"}
+	ErrLeaseLost error = sentinel{text: "the lease was lost"}
 	// ErrTimeout means that the time of the attempt is over.
-	ErrTimeout error = sentinel{text: "idemq: the time of the attempt is over"}
+	ErrTimeout error = sentinel{text: "the time of the attempt is over"}
 	// ErrCancelled means that the job is being cancelled, or has been cancelled.
-	ErrCancelled error = sentinel{text: "idemq: the job was cancelled"}
+	ErrCancelled error = sentinel{text: "the job was cancelled"}
 	// ErrDraining means that the worker is stopping, and that its grace period is over.
-	ErrDraining error = sentinel{text: "idemq: the worker is stopping"}
+	ErrDraining error = sentinel{text: "the worker is stopping"}
 )
+
+// stopped is the cause with which a handler's context ends.
+type stopped struct {
+	why  error // one of the errors above
+	text string
+}
+
+func (s *stopped) Error() string { return s.text }
+func (s *stopped) Unwrap() error { return s.why }
 
 // Error is an error of the server.  Unwrap returns the error of the driver, such as a *pgconn.PgError.
 type Error struct {
@@ -77,13 +84,13 @@ func typed(err error) error {
 	if errors.As(err, &pg) {
 		return &Error{pg.Code, pg.Message, pg.Detail, pg.Hint, err}
 	}
-	if state := sqlState(err); state != "" {
+	if state := sqlState(err); state != "" { // of another driver
 		return &Error{SQLState: state, Message: err.Error(), cause: err}
 	}
 	return err
 }
 
-// sqlState returns the SQLSTATE of an error, or "".  Other drivers than pgx also have the method.
+// sqlState returns the SQLSTATE of an error, or "".
 func sqlState(err error) string {
 	var own *Error
 	if errors.As(err, &own) {
@@ -107,9 +114,6 @@ func hasState(err error, states ...string) bool {
 	return false
 }
 
-// aboutJob reports whether the server says that the attempt does not own its job.
-func aboutJob(err error) bool { return hasState(err, "IQ001", "IQ002", "IQ006") }
-
 // Scope says whose further jobs HoldBack holds back.
 type Scope string
 
@@ -122,12 +126,10 @@ const (
 // verdict is an error with which a handler decides how its attempt ends.
 type verdict struct {
 	kind  verdictKind
-	delay time.Duration
+	delay any // an interval, or nil
 	scope Scope
-	event string
 	text  string
 	cause error
-	exact string // a delay from the server, as text
 }
 
 type verdictKind int
@@ -138,60 +140,57 @@ const (
 	dead
 	refused
 	holdBack
-	waiting
 )
 
 func (v *verdict) Error() string { return v.text }
 func (v *verdict) Unwrap() error { return v.cause }
 
-func newVerdict(kind verdictKind, d time.Duration, cause error, text string) *verdict {
+// verdictOf returns the verdict in an error's chain, or nil.
+func verdictOf(err error) *verdict {
+	var v *verdict
+	_ = errors.As(err, &v)
+	return v
+}
+
+func newVerdict(kind verdictKind, cause error, text string) *verdict {
 	if cause != nil {
 		text = cause.Error()
 	}
-	return &verdict{kind: kind, delay: d, text: text, cause: cause}
+	return &verdict{kind: kind, text: text, cause: cause}
 }
 
 // RetryLater is returned by a handler whose attempt has failed.  The job is retried after d, or after the queue's backoff if d is negative.
 func RetryLater(d time.Duration, cause error) error {
-	return newVerdict(retryLater, d, cause, "retry later")
+	v := newVerdict(retryLater, cause, "retry later")
+	if d >= 0 {
+		v.delay = interval(d)
+	}
+	return v
 }
 
 // Snooze is returned by a handler that wants to run again after d.  The attempt does not count.
 func Snooze(d time.Duration, reason string) error {
-	return newVerdict(snooze, d, nil, reason)
+	return &verdict{kind: snooze, delay: givenInterval(max(d, 0)), text: reason}
 }
 
 // Dead is returned by a handler if no attempt can succeed.
-func Dead(cause error) error { return newVerdict(dead, 0, cause, "dead") }
+func Dead(cause error) error { return newVerdict(dead, cause, "dead") }
 
 // Refused is returned by the call of a [Step] if the other system has definitely not performed it.
-func Refused(cause error) error { return newVerdict(refused, 0, cause, "refused") }
+func Refused(cause error) error { return newVerdict(refused, cause, "refused") }
 
 // HoldBack is returned by a handler whose provider asks for a pause.  No further job of the group or queue starts until d has passed.  The
 // job is then ready again.  The first 100 such attempts in a row do not count.
 func HoldBack(d time.Duration, scope Scope) error {
-	v := newVerdict(holdBack, d, nil, "held back")
-	v.scope = scope
-	return v
+	return &verdict{kind: holdBack, delay: interval(d), scope: scope, text: "held back"}
 }
 
-// verdictOf returns the verdict in an error's chain, or nil.
-func verdictOf(err error) *verdict {
-	var v *verdict
-	if errors.As(err, &v) {
-		return v
-	}
-	return nil
+// IsUncounted reports whether an error ends an attempt of which it is not a failure: Snooze, HoldBack, or the end of the handler's context
+// for another reason than its time limit.
+func IsUncounted(err error) bool {
+	v := verdictOf(err)
+	return v != nil && (v.kind == snooze || v.kind == holdBack) || errors.As(err, new(*stopped)) && !errors.Is(err, ErrTimeout)
 }
-
-// stopped is the cause of a handler's context: one of the errors above, with a text.
-type stopped struct {
-	why  error
-	text string
-}
-
-func (s *stopped) Error() string { return s.text }
-func (s *stopped) Unwrap() error { return s.why }
 
 // panicked is what a handler, a step or a hook panicked with.
 type panicked struct {
@@ -207,6 +206,34 @@ func (p *panicked) Unwrap() error {
 }
 
 var errGoexit = errors.New("the handler called runtime.Goexit, as t.FailNow does")
+
+// returned is what a function has returned.
+type returned[T any] struct {
+	value T
+	err   error
+}
+
+// start calls the application's code in a goroutine of its own, which a panic or runtime.Goexit ends with an error.
+func start[T any](fn func() (T, error)) <-chan returned[T] {
+	done := make(chan returned[T], 1)
+	go func() {
+		got := returned[T]{err: errGoexit}
+		defer func() {
+			if p := recover(); p != nil {
+				got.err = &panicked{p, string(debug.Stack())}
+			}
+			done <- got
+		}()
+		got.value, got.err = fn()
+	}()
+	return done
+}
+
+// guarded is start for a caller that waits.
+func guarded[T any](fn func() (T, error)) (T, error) {
+	got := <-start(fn)
+	return got.value, got.err
+}
 
 const (
 	maxText   = 10000
@@ -235,31 +262,6 @@ func shorten(text string, most int) string {
 
 var notASCII = regexp.MustCompile(`[^\n -~]`)
 
-// ascii replaces what an encoding of the server may lack.
-func ascii(text string) string { return notASCII.ReplaceAllString(text, "?") }
-
-// causesOf calls see with each error in the chain, the outermost first.
-func causesOf(err error, see func(error)) {
-	left := maxCauses
-	var visit func(error)
-	visit = func(err error) {
-		if err == nil || left == 0 {
-			return
-		}
-		left--
-		see(err)
-		switch e := err.(type) {
-		case interface{ Unwrap() error }:
-			visit(e.Unwrap())
-		case interface{ Unwrap() []error }:
-			for _, each := range e.Unwrap() {
-				visit(each)
-			}
-		}
-	}
-	visit(err)
-}
-
 // details is the form of an error that idemq.attempts stores.
 type details struct {
 	Type     string  `json:"type"`
@@ -274,47 +276,35 @@ type cause struct {
 }
 
 func detailsOf(err error) string {
-	var d details
-	d.SQLState = sqlState(err)
-	causesOf(err, func(each error) {
-		if v, ok := each.(*verdict); ok && v.cause != nil && d.Type == "" {
-			return // its cause says more
-		}
-		if p, ok := each.(*panicked); ok {
-			d.Trace = shorten(strings.ReplaceAll(p.stack, "\x00", ""), maxText)
-		}
-		if d.Type == "" {
-			d.Type = fmt.Sprintf("%T", each)
-			return
-		}
-		d.Causes = append(d.Causes, cause{fmt.Sprintf("%T", each), shorten(textOf(each), 1000)})
-	})
+	d := details{SQLState: sqlState(err)}
+	d.add(err)
 	text, _ := json.Marshal(d) // strings only
 	return string(text)
 }
 
-var values = regexp.MustCompile(`(?i)"[^"]*"|'[^']*'|\b[0-9a-f]{8,}\b|\d+`)
-
-// fingerprint returns what is the same in errors with the same cause.
-func fingerprint(err error) string {
-	return fmt.Sprintf("%T %s %s", err, sqlState(err), values.ReplaceAllString(shorten(textOf(err), 2000), "?"))
-}
-
-// serverLost reports whether an error of an outside handler says that its own connection to the worker's server was lost.
-func serverLost(err error, s *server, since time.Time) bool {
-	lost := false
-	causesOf(err, func(each error) {
-		switch e := each.(type) {
-		case *pgconn.PgError:
-			lost = lost || hasState(e, "08", "57P01", "57P02", "57P03")
-		case *pgconn.ConnectError:
-			lost = lost || e.Config != nil && s.isHost(e.Config.Host, e.Config.Port)
-		case *net.OpError:
-			lost = lost || e.Addr != nil && s.isAddress(e.Addr.String())
+// add adds an error and the errors in its chain, the outermost first.
+func (d *details) add(err error) {
+	if err == nil || len(d.Causes) == maxCauses {
+		return
+	}
+	if p, ok := err.(*panicked); ok {
+		d.Trace = shorten(strings.ReplaceAll(p.stack, "\x00", ""), maxText)
+	}
+	own := fmt.Sprintf("%T", err)
+	v, ok := err.(*verdict)
+	switch {
+	case ok && v.cause != nil && d.Type == "": // its cause says more
+	case d.Type == "":
+		d.Type = own
+	default:
+		d.Causes = append(d.Causes, cause{own, shorten(textOf(err), 1000)})
+	}
+	switch e := err.(type) {
+	case interface{ Unwrap() error }:
+		d.add(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		for _, each := range e.Unwrap() {
+			d.add(each)
 		}
-		if each == io.ErrUnexpectedEOF || each.Error() == "conn closed" {
-			lost = lost || s.lostSince(since)
-		}
-	})
-	return lost && !errors.Is(err, context.DeadlineExceeded)
+	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 
 	"idemq.example/idemq"
 )
@@ -148,4 +149,97 @@ func ExampleHandleOutside() {
 	outcomes, err := w.Drain(ctx)
 	fmt.Println(outcomes[idemq.OutcomeCommitted] > 0, err)
 	// Output: true <nil>
+}
+
+// A program that uses database/sql enqueues in its own transaction.
+func ExampleSQL() {
+	ctx := context.Background()
+	pool, config := connect(ctx)
+	defer pool.Close()
+	db := stdlib.OpenDB(*config)
+	defer func() { _ = db.Close() }()
+
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	added, err := Mail.Enqueue(ctx, idemq.SQL(tx), MailArgs{Order: 43}, &idemq.EnqueueOptions{Delay: time.Hour})
+	fmt.Println(added.Outcome, err, tx.Commit())
+	// Output: accepted <nil> <nil>
+}
+
+// A job that takes long stores how far it has come.  The next attempt continues there.
+func ExampleJob_Checkpoint() {
+	ctx := context.Background()
+	pool, config := connect(ctx)
+	defer pool.Close()
+
+	imports := idemq.Queue[int, int]{Name: "imports"}
+	if _, err := idemq.EnsureQueue(ctx, pool, "imports", nil); err != nil {
+		fmt.Println(err)
+	}
+	if _, err := imports.Enqueue(ctx, pool, 10, nil); err != nil {
+		fmt.Println(err)
+	}
+	crash := true
+	w := idemq.NewWorker(config, &idemq.WorkerOptions{Logger: quiet})
+	idemq.HandleOutside(w, imports, func(ctx context.Context, j *idemq.Job[int]) (int, error) {
+		var page int
+		if _, err := j.State(&page); err != nil {
+			return 0, err
+		}
+		fmt.Println("begins at page", page)
+		for ; page < j.Payload; page++ {
+			if page == 7 && crash {
+				crash = false
+				return 0, idemq.RetryLater(0, fmt.Errorf("no connection"))
+			}
+			if err := j.Checkpoint(ctx, page+1); err != nil {
+				return 0, err
+			}
+		}
+		return page, nil
+	}, nil)
+	outcomes, err := w.Drain(ctx)
+	fmt.Println(outcomes, err)
+	// Output:
+	// begins at page 0
+	// begins at page 7
+	// map[committed:1 retrying:1] <nil>
+}
+
+// A job waits for an event.  Meanwhile, it needs no worker.
+func ExampleJob_AwaitEvent() {
+	ctx := context.Background()
+	pool, config := connect(ctx)
+	defer pool.Close()
+
+	signups := idemq.Queue[string, string]{Name: "signups"}
+	if _, err := idemq.EnsureQueue(ctx, pool, "signups", nil); err != nil {
+		fmt.Println(err)
+	}
+	added, err := signups.Enqueue(ctx, pool, "ann@example.com", nil)
+	if err != nil {
+		fmt.Println(err)
+	}
+	event := fmt.Sprintf("confirmed %d", added.ID)
+	for range 2 {
+		w := idemq.NewWorker(config, &idemq.WorkerOptions{Logger: quiet})
+		idemq.Handle(w, signups, func(ctx context.Context, tx pgx.Tx, j *idemq.Job[string]) (string, error) {
+			confirmed, err := j.AwaitEvent(ctx, fmt.Sprintf("confirmed %d", j.ID), 24*time.Hour, nil)
+			if err != nil || !confirmed {
+				return "not confirmed", err
+			}
+			return "confirmed", nil
+		}, nil)
+		outcomes, err := w.Drain(ctx)
+		fmt.Println(outcomes, err)
+		if _, err := idemq.SendEvent(ctx, pool, "signups", event, nil); err != nil {
+			fmt.Println(err)
+		}
+	}
+	// Output:
+	// map[waiting:1] <nil>
+	// map[committed:1] <nil>
 }

@@ -1,9 +1,9 @@
 package idemq
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
-	"fmt"
 	"time"
 )
 
@@ -85,7 +85,7 @@ func EnqueueSequenced[P, R any](ctx context.Context, db DB, q Queue[P, R], produ
 	if o != nil {
 		own = *o
 	}
-	own.Kind = or(own.Kind, q.Kind)
+	own.Kind = cmp.Or(own.Kind, q.Kind)
 	args, err := own.args(q.Name, producer, seq, text)
 	if err != nil {
 		return Enqueued[R]{}, err
@@ -177,31 +177,15 @@ type Flow struct {
 	Cut bool
 }
 
-var flowSQL = `SELECT pg_catalog.json_build_object('jobs', jobs, 'waiting', waiting, 'blocked', blocked, 'running', running, 'retrying', retrying,
-    'completed', completed, 'dead', dead, 'cancelled', cancelled, 'done', done, 'progress', progress::numeric, 'begun', ` + micros("begun_at") + `, 'ended', ` + micros("ended_at") + `,
-    'remaining', ` + micros("eta") + `, 'heldUpBy', held_up_by, 'heldUpWhy', held_up_why, 'slowest', slowest, 'slowestKind', slowest_kind,
-    'lasts', ` + micros("slowest_for") + `, 'failedIDs', failed_ids, 'roots', roots, 'cut', cut)::text
+// The members are those of Flow; a time.Duration is a number of nanoseconds.
+const flowSQL = `SELECT pg_catalog.json_build_object('jobs', jobs, 'waiting', waiting, 'blocked', blocked, 'running', running, 'retrying', retrying,
+    'completed', completed, 'dead', dead, 'cancelled', cancelled, 'done', done, 'progress', progress::numeric, 'begunAt', begun_at, 'endedAt', ended_at,
+    'eta', (1000000000 * extract(epoch FROM eta))::bigint, 'heldUpBy', held_up_by, 'heldUpWhy', held_up_why, 'slowest', slowest, 'slowestKind', slowest_kind,
+    'slowestFor', (1000000000 * extract(epoch FROM slowest_for))::bigint, 'failedIDs', failed_ids, 'roots', roots, 'cut', cut)::text
   FROM idemq.flow($1::bigint, $2::int)`
 
 // GetFlow returns the progress of the graph or fan-out that contains a job.  It examines at most this many jobs; 0 means 100,000.  The
 // error is ErrNoSuchJob if you may not see the job.
 func GetFlow(ctx context.Context, db DB, id int64, most int) (*Flow, error) {
-	found, err := queryJSON[struct {
-		Flow
-		Begun, Ended, Remaining, Lasts *int64
-	}](ctx, db, flowSQL, id, or(most, 100000))
-	if noRows(err) {
-		return nil, &Error{SQLState: "IQ002", Message: fmt.Sprintf("no such job: %d", id), cause: err}
-	}
-	if err != nil {
-		return nil, err
-	}
-	flow := found.Flow
-	flow.BegunAt, flow.EndedAt = fromMicros(found.Begun), fromMicros(found.Ended)
-	if found.Remaining != nil {
-		eta := time.Duration(*found.Remaining) * time.Microsecond
-		flow.ETA = &eta
-	}
-	flow.SlowestFor = time.Duration(deref(found.Lasts)) * time.Microsecond
-	return &flow, nil
+	return one[Flow](ctx, db, flowSQL, id, cmp.Or(most, 100000))
 }

@@ -29,8 +29,7 @@ type Job[P any] struct {
 	// Log adds the queue, the id and the attempt to each line.
 	Log *slog.Logger
 
-	attempt *attempt
-	handled *handling
+	call *call
 }
 
 const (
@@ -38,9 +37,22 @@ const (
 	awaitEventSQL = `SELECT outcome, payload::text FROM idemq.await_event($1::bigint, $2::bigint, $3::text, $4::text::interval)`
 	parentsSQL    = `SELECT coalesce(pg_catalog.json_agg(pg_catalog.json_build_object('id', p.parent, 'queue', p.queue, 'status', p.status, 'result', p.result) ORDER BY p.parent), '[]')::text
   FROM idemq.parents($1::bigint) AS p`
-	addParentsSQL = `SELECT coalesce(pg_catalog.json_agg(parent) FILTER (WHERE outcome = 'locked'), '[]')::text
-  FROM idemq.add_parents($1::bigint, $2::text::bigint[], $3::bigint, $4::bigint)`
 )
+
+func newJob[P any](c *call) (*Job[P], error) {
+	a := c.attempt
+	job := &Job[P]{JobHeader: a.header, Log: a.log(), call: c}
+	if err := decode(a.payload, &job.Payload); err != nil {
+		return nil, fmt.Errorf("the payload cannot be decoded: %w", err)
+	}
+	return job, nil
+}
+
+// side runs a statement of the job that may be repeated, and is committed by itself.
+func (j *Job[P]) side(ctx context.Context, fn func(context.Context, *session) error) error {
+	_, err := j.call.attempt.queue.run.side(ctx, fn)
+	return typed(err)
+}
 
 // Checkpoint stores data for the next attempt, at once.  A handler of Handle can call it until it uses its transaction.
 func (j *Job[P]) Checkpoint(ctx context.Context, data any) error {
@@ -48,16 +60,16 @@ func (j *Job[P]) Checkpoint(ctx context.Context, data any) error {
 	if err != nil {
 		return err
 	}
-	err = j.handled.apart("Checkpoint", func(ask asker) error {
-		return ask(ctx, func(ctx context.Context, s *session) error {
-			return s.exec(ctx, checkpointSQL, j.ID, j.Token, text)
-		})
-	})
+	end, err := j.call.beginApart("Checkpoint")
 	if err != nil {
-		return typed(err)
+		return err
 	}
-	j.attempt.setCheckpoint([]byte(text), true)
-	return nil
+	defer end()
+	err = j.side(ctx, func(ctx context.Context, s *session) error { return s.exec(ctx, checkpointSQL, j.ID, j.Token, text) })
+	if err == nil {
+		j.call.attempt.setCheckpoint([]byte(text), true)
+	}
+	return err
 }
 
 // CheckpointTx stores data for the next attempt in a transaction: the one of the handler, or another one.
@@ -66,22 +78,23 @@ func (j *Job[P]) CheckpointTx(ctx context.Context, tx pgx.Tx, data any) error {
 	if err != nil {
 		return err
 	}
-	own := j.handled.owns(tx)
-	if !own {
-		if err := j.handled.unlock("CheckpointTx"); err != nil {
+	if own, ok := tx.(*handlerTx); !ok || own.call != j.call {
+		end, err := j.call.beginApart("CheckpointTx")
+		if err != nil {
 			return err
 		}
+		defer end()
 	}
 	if _, err := tx.Exec(ctx, checkpointSQL, j.ID, j.Token, text); err != nil {
 		return typed(err)
 	}
-	j.attempt.setCheckpoint([]byte(text), false)
+	j.call.attempt.setCheckpoint([]byte(text), false)
 	return nil
 }
 
 // State decodes the data of the latest checkpoint.  found is false if there is none.
 func (j *Job[P]) State(dest any) (found bool, err error) {
-	state := j.attempt.state()
+	state := j.call.attempt.state()
 	if state == nil {
 		return false, nil
 	}
@@ -93,34 +106,30 @@ func (j *Job[P]) State(dest any) (found bool, err error) {
 
 // AwaitEvent decodes the payload of an event that was sent with SendEvent.  arrived is false if the event did not arrive within timeout.
 // If the event may still arrive, the job is released, and AwaitEvent returns an error, which the handler must return.  The handler runs
-// again from its beginning when the event has arrived or the time is over.  dest may be nil.
+// again from its beginning when the event has arrived or the time is over.  dest may be nil.  A handler of Handle can call AwaitEvent until
+// it uses its transaction.
 func (j *Job[P]) AwaitEvent(ctx context.Context, name string, timeout time.Duration, dest any) (arrived bool, err error) {
+	end, err := j.call.beginApart("AwaitEvent")
+	if err != nil {
+		return false, err
+	}
+	defer end()
 	var outcome string
 	var payload *string
-	undone := j.handled.used() // with the transaction, unless that commits
-	err = j.handled.ask(ctx, func(ctx context.Context, s *session) error {
+	err = j.side(ctx, func(ctx context.Context, s *session) error {
 		return s.row(ctx, awaitEventSQL, j.ID, j.Token, name, interval(timeout)).Scan(&outcome, &payload)
 	})
-	if err != nil {
-		return false, typed(err)
-	}
-	switch outcome {
-	case "waiting":
-		v := &verdict{kind: waiting, event: name, delay: timeout, text: "waits for event " + name}
-		j.attempt.waits(v, !undone)
-		return false, v
-	case "arrived":
-		if undone {
-			j.attempt.received(name, timeout)
+	switch {
+	case err != nil:
+		return false, err
+	case outcome == "waiting":
+		return false, j.call.attempt.waits(&verdict{kind: snooze, text: "waits for event " + name})
+	case outcome == "arrived" && dest != nil && payload != nil:
+		if err := decode([]byte(*payload), dest); err != nil {
+			return true, fmt.Errorf("the payload of event %s cannot be decoded: %w", name, err)
 		}
-		if dest != nil && payload != nil {
-			if err := decode([]byte(*payload), dest); err != nil {
-				return true, fmt.Errorf("the payload of event %s cannot be decoded: %w", name, err)
-			}
-		}
-		return true, nil
 	}
-	return false, nil
+	return outcome == "arrived", nil
 }
 
 // Parent is a job on which a job depends.
@@ -132,33 +141,11 @@ type Parent struct {
 }
 
 // Parents returns the jobs on which this job depends.
-func (j *Job[P]) Parents(ctx context.Context) ([]Parent, error) {
+func (j *Job[P]) Parents(ctx context.Context) (parents []Parent, err error) {
 	var text string
-	err := j.handled.ask(ctx, func(ctx context.Context, s *session) error {
-		return s.row(ctx, parentsSQL, j.ID).Scan(&text)
-	})
-	if err != nil {
-		return nil, typed(err)
+	err = j.side(ctx, func(ctx context.Context, s *session) error { return s.row(ctx, parentsSQL, j.ID).Scan(&text) })
+	if err == nil {
+		err = decode([]byte(text), &parents)
 	}
-	var parents []Parent
-	if err := decode([]byte(text), &parents); err != nil {
-		return nil, fmt.Errorf("the results of the parents cannot be decoded: %w", err)
-	}
-	return parents, nil
-}
-
-// AddParents makes a child of this job wait for further jobs, in the handler's transaction or, in a handler of HandleOutside, at once.  If
-// another transaction is using one of them, it returns an error, which the handler must return: the job runs again after a second.
-func (j *Job[P]) AddParents(ctx context.Context, child int64, parents []int64) error {
-	var text string
-	err := j.handled.use(ctx, func(ctx context.Context, s *session) error {
-		return s.row(ctx, addParentsSQL, child, numbers(parents), j.ID, j.Token).Scan(&text)
-	})
-	if err != nil {
-		return typed(err)
-	}
-	if text != "[]" {
-		return Snooze(time.Second, "parents could not be added because another transaction is using them: "+text)
-	}
-	return nil
+	return parents, err
 }

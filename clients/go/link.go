@@ -1,23 +1,18 @@
 package idemq
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"math/rand"
-	"net"
-	"slices"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 )
-
-type ctxHandler = ctxwatch.Handler
 
 const (
 	connectTimeout = 5 * time.Second
@@ -41,78 +36,28 @@ type server struct {
 	over context.Context
 	// pooled is whether a session has turned out to be a pooler's.
 	pooled atomic.Bool
+	// cleanups are what the driver does in the background for sessions that were lost.
+	cleanups sync.WaitGroup
 
-	mu       sync.Mutex
-	sessions map[*session]bool
-	downAt   time.Time
-	saidAt   time.Time
-	lostAt   time.Time
-	cleanups []chan struct{}
+	mu             sync.Mutex
+	sessions       map[*session]bool
+	downAt, saidAt time.Time
 }
 
-func newServer(config *pgx.ConnConfig, application string, log *slog.Logger) *server {
+func newServer(config *pgx.ConnConfig, application string) *server {
 	config = config.Copy()
-	if config.RuntimeParams["application_name"] == "" {
-		config.RuntimeParams["application_name"] = application
+	config.RuntimeParams["application_name"] = cmp.Or(config.RuntimeParams["application_name"], application)
+	config.RuntimeParams["client_encoding"] = cmp.Or(config.RuntimeParams["client_encoding"], "UTF8")
+	config.ConnectTimeout = cmp.Or(config.ConnectTimeout, connectTimeout)
+	if config.ValidateConnect == nil && len(config.Fallbacks) > 0 { // of several hosts, one accepts writes
+		config.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
 	}
-	if config.RuntimeParams["client_encoding"] == "" {
-		config.RuntimeParams["client_encoding"] = "UTF8"
-	}
-	if config.ConnectTimeout == 0 {
-		config.ConnectTimeout = connectTimeout
-	}
-	for _, other := range config.Fallbacks {
-		if (other.Host != config.Host || other.Port != config.Port) && config.ValidateConnect == nil {
-			config.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
-		}
-	}
-	return &server{config: config, log: log, sessions: map[*session]bool{}}
-}
-
-// isHost reports whether this is an address of the server.
-func (s *server) isHost(host string, port uint16) bool {
-	if s.config.Host == host && s.config.Port == port {
-		return true
-	}
-	for _, other := range s.config.Fallbacks {
-		if other.Host == host && other.Port == port {
-			return true
-		}
-	}
-	return false
-}
-
-// isAddress reports whether a session is connected to this address.
-func (s *server) isAddress(address string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for each := range s.sessions {
-		if each.socket.conn.RemoteAddr().String() == address {
-			return true
-		}
-	}
-	return s.isHost(splitHost(address))
-}
-
-func splitHost(address string) (string, uint16) {
-	var number uint16
-	host, port, _ := net.SplitHostPort(address)
-	_, _ = fmt.Sscan(port, &number)
-	return host, number
-}
-
-func (s *server) lostSince(since time.Time) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return !s.lostAt.Before(since)
+	return &server{config: config, sessions: map[*session]bool{}}
 }
 
 // open opens a session, and tries until it succeeds.
 func (s *server) open(ctx context.Context, lends bool) (*session, error) {
 	for pause := 200 * time.Millisecond; ; pause = min(2*pause, longestConnectPause) {
-		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
-		}
 		limited, cancel := context.WithTimeout(ctx, s.config.ConnectTimeout*time.Duration(1+len(s.config.Fallbacks)))
 		own, err := s.connect(limited, lends)
 		cancel()
@@ -142,30 +87,6 @@ func (s *server) closed(own *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.sessions, own)
-	if !own.abandoned {
-		s.cleanups = append(slices.DeleteFunc(s.cleanups, func(done chan struct{}) bool {
-			select {
-			case <-done:
-				return true
-			default:
-				return false
-			}
-		}), own.conn.PgConn().CleanupDone())
-	}
-}
-
-// cleanedUp waits until the driver has ended what it does in the background for sessions that were lost.
-func (s *server) cleanedUp() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	limit := time.After(connectTimeout)
-	for _, done := range s.cleanups {
-		select {
-		case <-done:
-		case <-limit:
-			return
-		}
-	}
 }
 
 // lost notes that a session was lost or could not be opened.  It says so in the log once a minute.
@@ -173,14 +94,11 @@ func (s *server) lost(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	s.lostAt = now
-	if s.downAt.IsZero() || now.Sub(s.saidAt) >= sayAgainAfter {
+	if now.Sub(s.saidAt) >= sayAgainAfter {
 		s.saidAt = now
 		s.log.Warn("idemq: no connection; trying again", "database", s.config.Database, "error", err)
 	}
-	if s.downAt.IsZero() {
-		s.downAt = now
-	}
+	s.downAt = cmp.Or(s.downAt, now)
 }
 
 // all returns the open sessions.
@@ -206,32 +124,25 @@ func sleep(ctx context.Context, d time.Duration) {
 
 // link is a connection that reconnects.  Its statements run one after the other.
 type link struct {
-	server *server
-	lends  bool
-	// onConnect is called with each new session.
-	onConnect func(context.Context, *session) error
-	turn      chan struct{}
-	current   atomic.Pointer[session]
+	server  *server
+	lends   bool
+	turn    chan struct{}
+	current atomic.Pointer[session]
 }
 
 func newLink(server *server, lends bool) *link {
 	return &link{server: server, lends: lends, turn: make(chan struct{}, 1)}
 }
 
-// errLost marks errors of a session that was lost, or that could not be opened because the worker ends.
+// errLost marks errors of a session that was lost, or that could not be opened because the context has ended.
 type errLost struct{ error }
 
 func (e errLost) Unwrap() error { return e.error }
 
 func isLost(err error) bool { return errors.As(err, new(errLost)) }
 
-// connected reports whether the link has a session, as far as it knows.
-func (l *link) connected() bool {
-	s := l.current.Load()
-	return s != nil && !s.killed.Load()
-}
-
-// with calls fn with the session, exclusively until fn is done.  If the session is lost, the error is an errLost.
+// with calls fn with the session, exclusively until fn is done.  ctx limits the wait for the session.  If the session is lost, the error is
+// an errLost.
 func (l *link) with(ctx context.Context, fn func(*session) error) error {
 	select {
 	case l.turn <- struct{}{}:
@@ -239,67 +150,52 @@ func (l *link) with(ctx context.Context, fn func(*session) error) error {
 		return errLost{context.Cause(ctx)}
 	}
 	defer func() { <-l.turn }()
-	s, err := l.open(ctx)
-	if err != nil {
-		return err
+	s := l.current.Load()
+	if s != nil && s.gone() {
+		l.drop(s)
+		s = nil
 	}
-	err = fn(s)
+	if s == nil {
+		var err error
+		if s, err = l.server.open(ctx, l.lends); err != nil {
+			if ctx.Err() != nil {
+				err = errLost{err}
+			}
+			return err
+		}
+		l.current.Store(s)
+	}
+	err := fn(s)
 	if s.broken(err) {
-		l.drop(s, err)
+		if !s.killed.Load() && l.server.over.Err() == nil {
+			l.server.lost(err)
+		}
+		l.drop(s)
 		return errLost{err}
 	}
 	return err
 }
 
 // drop ends a session that was lost.
-func (l *link) drop(s *session, err error) {
+func (l *link) drop(s *session) {
 	l.current.CompareAndSwap(s, nil)
-	if err != nil && !s.killed.Load() && l.server.over.Err() == nil {
-		l.server.lost(err)
-	}
 	s.kill()
-	if !s.abandoned {
-		_ = s.conn.Close(context.Background()) // its socket is closed, so this sends nothing
-	}
 	l.server.closed(s)
-}
-
-func (l *link) open(ctx context.Context) (*session, error) {
-	for {
-		s := l.current.Load()
-		if s != nil && !s.gone() {
-			return s, nil
-		}
-		if s != nil {
-			l.drop(s, nil)
-		}
-		s, err := l.server.open(ctx, l.lends)
-		if err != nil {
-			if ctx.Err() != nil {
-				err = errLost{err}
-			}
-			return nil, err
-		}
-		l.current.Store(s)
-		if l.onConnect == nil {
-			return s, nil
-		}
-		limited, cancel := context.WithTimeout(ctx, answerTimeout)
-		err = l.onConnect(limited, s)
-		cancel()
-		if err == nil {
-			return s, nil
-		}
-		again := s.broken(err) && l.server.retry && ctx.Err() == nil
-		l.drop(s, err)
-		if !again {
-			return nil, err
-		}
-		sleep(ctx, 200*time.Millisecond)
+	if s.abandoned {
+		return
 	}
+	// Its wire is closed, so this sends nothing.  With a context of its own, the driver ends a watch of a result that was left open.
+	ctx, cancel := context.WithTimeout(context.Background(), cancelTimeout)
+	defer cancel()
+	_ = s.conn.Close(ctx)
+	l.server.cleanups.Add(1)
+	go func() {
+		defer l.server.cleanups.Done()
+		<-s.conn.PgConn().CleanupDone()
+	}()
 }
 
-// ask is like with, for a statement that waits for nothing.  ctx ends the wait for a session, but not a statement that is under way.
+// ask is like with, for a statement that waits for nothing.  ctx does not end a statement that is under way.
 func (l *link) ask(ctx context.Context, limit time.Duration, fn func(context.Context, *session) error) error {
 	return l.with(ctx, func(s *session) error {
 		limited, cancel := context.WithTimeout(l.server.over, limit)
@@ -312,15 +208,21 @@ func (l *link) ask(ctx context.Context, limit time.Duration, fn func(context.Con
 // lost.
 func (l *link) repeat(ctx context.Context, fn func(context.Context, *session) error) (again bool, err error) {
 	for ; ; again = true {
-		begun := false
-		err = l.with(ctx, func(s *session) error {
-			begun = true
-			return fn(ctx, s)
-		})
-		if !isLost(err) || !begun || ctx.Err() != nil {
+		err = l.with(ctx, func(s *session) error { return fn(ctx, s) })
+		if !isLost(err) || ctx.Err() != nil {
 			return again, err
 		}
 		sleep(ctx, 100*time.Millisecond)
+	}
+}
+
+// unlock ends a transaction in which no handler has run.  Only the owner of the link may call it.
+func (l *link) unlock() {
+	if s := l.current.Load(); s != nil && s.held {
+		s.held = false
+		if s.exec(l.server.over, "ROLLBACK") != nil {
+			s.kill()
+		}
 	}
 }
 
@@ -329,5 +231,41 @@ func (l *link) close() {
 	if s := l.current.Swap(nil); s != nil {
 		s.close()
 		l.server.closed(s)
+	}
+}
+
+// links are links of which each is used by one goroutine at a time.  The one that was used last is used next, so that no more connections
+// are opened than necessary.
+type links struct {
+	server *server
+	lends  bool
+	// places limits their number, unless it is nil.
+	places    chan struct{}
+	mu        sync.Mutex
+	idle, all []*link
+}
+
+func (p *links) acquire() *link {
+	if p.places != nil {
+		p.places <- struct{}{}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := len(p.idle); n > 0 {
+		l := p.idle[n-1]
+		p.idle = p.idle[:n-1]
+		return l
+	}
+	l := newLink(p.server, p.lends)
+	p.all = append(p.all, l)
+	return l
+}
+
+func (p *links) release(l *link) {
+	p.mu.Lock()
+	p.idle = append(p.idle, l)
+	p.mu.Unlock()
+	if p.places != nil {
+		<-p.places
 	}
 }

@@ -1,6 +1,7 @@
 package idemq
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
@@ -9,11 +10,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 )
-
-// micros is the SQL of a time as microseconds, which depends on no setting.
-func micros(column string) string {
-	return "(1000000 * extract(epoch FROM " + column + "))::bigint"
-}
 
 // ScheduleOptions are the options of Schedule.  A zero value means that an option is not given.
 type ScheduleOptions struct {
@@ -27,7 +23,7 @@ type ScheduleOptions struct {
 	Kind        string
 }
 
-var scheduleSQL = "SELECT " + micros("next") + ` FROM idemq.schedule($1::text, $2::text, $3::text, $4::text::jsonb, time_zone => $5::text, priority => $6::int,
+const scheduleSQL = `SELECT coalesce(pg_catalog.to_json(next)::text, 'null') FROM idemq.schedule($1::text, $2::text, $3::text, $4::text::jsonb, time_zone => $5::text, priority => $6::int,
     group_key => $7::text, max_attempts => $8::int, headers => $9::text::jsonb, expires_in => $10::text::interval, kind => $11::text) AS next`
 
 // Schedule creates or replaces a schedule, which enqueues a job at each tick of a cron expression or an interval ("every 5 min").  It
@@ -44,9 +40,8 @@ func Schedule(ctx context.Context, db DB, name, cron, queue string, payload any,
 	if err != nil {
 		return time.Time{}, err
 	}
-	next, err := query[*int64](ctx, db, scheduleSQL, name, cron, queue, text, or(o.TimeZone, "UTC"), (&EnqueueOptions{Priority: o.Priority}).priority(),
+	return queryJSON[time.Time](ctx, db, scheduleSQL, name, cron, queue, text, cmp.Or(o.TimeZone, "UTC"), (&EnqueueOptions{Priority: o.Priority}).priority(),
 		given(o.GroupKey), given(o.MaxAttempts), headers, givenInterval(o.ExpiresIn), given(o.Kind))
-	return fromMicros(next), err
 }
 
 // Unschedule drops a schedule.  It returns false if there is none of this name.
@@ -87,65 +82,52 @@ type RescheduleOptions struct {
 
 // Reschedule changes the time or the priority of a waiting job.
 func Reschedule(ctx context.Context, db DB, id int64, o RescheduleOptions) (Outcome, error) {
-	var priority any
-	if o.Priority != nil {
-		priority = *o.Priority
-	}
-	return query[Outcome](ctx, db, `SELECT idemq.reschedule($1::bigint, run_at => $2::text::timestamptz, priority => $3::int)::text`, id, givenTime(o.RunAt), priority)
+	return query[Outcome](ctx, db, `SELECT idemq.reschedule($1::bigint, run_at => $2::text::timestamptz, priority => $3::int)::text`, id, givenTime(o.RunAt), o.Priority)
 }
 
 // JobState is a job as it is stored.
 type JobState struct {
-	ID                   int64
-	Queue                string
-	Status               Status
-	Payload              json.RawMessage
-	Key, GroupKey, Kind  string
-	Priority             int
-	Attempt, MaxAttempts int
-	Checkpoint, Result   json.RawMessage
-	// Error is the last error.
-	Error      string
-	Worker     string
-	Headers    map[string]json.RawMessage
-	EnqueuedAt time.Time
+	ID          int64                      `json:"id"`
+	Queue       string                     `json:"queue"`
+	Status      Status                     `json:"status"`
+	Payload     json.RawMessage            `json:"payload"`
+	Key         string                     `json:"key"`
+	GroupKey    string                     `json:"group_key"`
+	Kind        string                     `json:"kind"`
+	Priority    int                        `json:"priority"`
+	Attempt     int                        `json:"attempt"`
+	MaxAttempts int                        `json:"max_attempts"`
+	Checkpoint  json.RawMessage            `json:"checkpoint"`
+	Result      json.RawMessage            `json:"result"`
+	Error       string                     `json:"last_error"`
+	Worker      string                     `json:"worker"`
+	Headers     map[string]json.RawMessage `json:"headers"`
+	EnqueuedAt  time.Time                  `json:"enqueued_at"`
 	// These times are zero if the event has not happened.
-	ReadyAt, ClaimedAt, FinishedAt time.Time
+	ReadyAt    time.Time `json:"ready_at"`
+	ClaimedAt  time.Time `json:"claimed_at"`
+	FinishedAt time.Time `json:"finished_at"`
 }
 
-var lookupSQL = `SELECT j.id, q.name, j.status::text, j.payload::text, j.key, j.group_key, j.kind, j.priority::int, j.attempt, j.max_attempts, j.checkpoint::text,
-    j.result::text, j.last_error, j.worker, j.headers::text, ` + micros("j.enqueued_at") + ", " + micros("j.ready_at") + ", " + micros("j.claimed_at") + ", " + micros("j.finished_at") + `
-  FROM idemq.jobs AS j JOIN idemq.queues AS q USING (queue_id) WHERE j.id = $1::bigint`
+const lookupSQL = `SELECT pg_catalog.row_to_json(f)::text FROM (SELECT j.id, q.name AS queue, j.status, j.payload, j.key, j.group_key, j.kind, j.priority, j.attempt, j.max_attempts,
+    j.checkpoint, j.result, j.last_error, j.worker, j.headers, j.enqueued_at, j.ready_at, j.claimed_at, j.finished_at
+  FROM idemq.jobs AS j JOIN idemq.queues AS q USING (queue_id) WHERE j.id = $1::bigint) AS f`
 
 // Lookup returns a job as it is stored now.  The error is ErrNoSuchJob if there is no such job, or if you may not see it.
 func Lookup(ctx context.Context, db DB, id int64) (*JobState, error) {
-	var j JobState
-	var status, payload string
-	var key, group, kind, checkpoint, result, failure, worker, headers *string
-	var enqueued, ready, claimed, finished *int64
-	err := db.QueryRow(ctx, lookupSQL, id).Scan(&j.ID, &j.Queue, &status, &payload, &key, &group, &kind, &j.Priority, &j.Attempt, &j.MaxAttempts, &checkpoint,
-		&result, &failure, &worker, &headers, &enqueued, &ready, &claimed, &finished)
-	if noRows(err) {
-		return nil, &Error{SQLState: "IQ002", Message: "no such job", cause: err}
-	}
-	if err != nil {
-		return nil, typed(err)
-	}
-	j.Status, j.Payload = Status(status), json.RawMessage(payload)
-	j.Key, j.GroupKey, j.Kind, j.Error, j.Worker = deref(key), deref(group), deref(kind), deref(failure), deref(worker)
-	j.Checkpoint, j.Result = raw(checkpoint), raw(result)
-	j.EnqueuedAt, j.ReadyAt, j.ClaimedAt, j.FinishedAt = fromMicros(enqueued), fromMicros(ready), fromMicros(claimed), fromMicros(finished)
-	if headers != nil {
-		err = decode([]byte(*headers), &j.Headers)
-	}
-	return &j, err
+	return one[JobState](ctx, db, lookupSQL, id)
 }
 
-func raw(text *string) json.RawMessage {
-	if text == nil {
-		return nil
+// one is queryJSON for what belongs to a job.
+func one[T any](ctx context.Context, db DB, sql string, args ...any) (*T, error) {
+	found, err := queryJSON[T](ctx, db, sql, args...)
+	if noRows(err) {
+		err = &Error{SQLState: "IQ002", Message: "no such job", cause: err}
 	}
-	return json.RawMessage(*text)
+	if err != nil {
+		return nil, err
+	}
+	return &found, nil
 }
 
 func noRows(err error) bool { return errors.Is(err, pgx.ErrNoRows) || errors.Is(err, sql.ErrNoRows) }
@@ -263,27 +245,12 @@ func WaitResults[R any](ctx context.Context, db DB, ids []int64, timeout time.Du
 	if err := db.QueryRow(ctx, `CALL idemq.wait_results($1::text::bigint[], $2::text::interval)`, numbers(ids), interval(timeout)).Scan(&statuses, &results); err != nil {
 		return nil, typed(err)
 	}
-	rows, err := queryJSON[[]enqueued](ctx, db, resultsSQL, numbers(ids))
-	if err != nil {
-		return nil, err
-	}
+	rows, err := queryJSON[[]enqueuedRow[R]](ctx, db, resultsSQL, numbers(ids))
 	found := make([]Result[R], len(rows))
 	for n, row := range rows {
-		found[n].Status = row.Status
-		if found[n].Result, err = decodeResult[R](jsonText(row.Result)); err != nil {
-			return nil, err
-		}
+		found[n] = Result[R]{row.Status, row.Result}
 	}
-	return found, nil
-}
-
-// jsonText returns JSON as text, or nil for null.
-func jsonText(value json.RawMessage) *string {
-	if value == nil || string(value) == "null" {
-		return nil
-	}
-	text := string(value)
-	return &text
+	return found, err
 }
 
 const makeDueSQL = `SELECT count(*) FILTER (WHERE outcome = 'retrying')::int

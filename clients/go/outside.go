@@ -6,179 +6,165 @@ import (
 	"runtime"
 	"sync"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
-// splitFrom: if at least this many jobs end at once, they are completed with two statements.  While the server executes one, the handlers of
-// the other run.
-const splitFrom = 32
+const (
+	commitManySQL = `SELECT outcome::text, id, token, NULL::int, NULL::int, NULL::text, NULL::text, NULL::text, NULL::text, NULL::bigint, NULL::text, NULL::text
+  FROM idemq.commit_many($1::text::bigint[], $2::text::bigint[], $3::text::jsonb[])`
+	commitManyAndClaimSQL = `SELECT outcome::text, ` + jobColumns + `
+  FROM idemq.commit_many_and_claim($1::text::bigint[], $2::text::bigint[], $3::text::jsonb[], queue => $4::text, max_jobs => $5::int, lease => $6::text::interval, worker => $7::text, attach => $8::boolean)`
+)
+
+// errUnencodable is the error of an outside handler whose result cannot be encoded.
+type errUnencodable struct{ error }
 
 // runOutside runs an attempt without a transaction, and returns the one that was claimed with its commit.
 func (q *consumer) runOutside(a *attempt) []*attempt {
-	a.restart()
-	result, err, abandoned := a.call(&handling{attempt: a})
-	if abandoned {
-		q.run.abandon(a)
-	}
-	waits, released := get(a, func() *verdict { return a.waiting }), get(a, func() bool { return a.released })
-	if waits != nil && released {
-		q.ended(a, OutcomeWaiting, waits.text) // whatever the handler has returned
+	result, err := a.call(nil)
+	if waits := a.waits(nil); waits != nil { // whatever the handler has returned
+		q.ended(a, OutcomeWaiting, waits)
 		return nil
 	}
-	if unencodable, ok := err.(errUnencodable); ok { // the effect has already happened
-		a.log().Warn("idemq: the job is completed without a result, because of an error", "error", unencodable.error)
+	if errors.As(err, new(errUnencodable)) { // the effect has already happened
+		a.log().Warn("idemq: the job is completed without a result, because of an error", "error", err)
 		err = nil
 	}
 	if err != nil {
-		q.settle(a.outsideLink, a, err)
+		q.settle(nil, a, err)
 		return nil
 	}
-	return q.group.commit([]doneJob{{a, result}}, 1, nil)
+	return q.group.commit(q, doneJob{a, result})
 }
 
-// groupCommit completes jobs whose handlers have no transaction, several in one statement, which also claims the next jobs.  If it is
-// repeated after a lost answer, the outcome is already_committed.
+// groupCommit completes the jobs of outside handlers, several in one statement, which also claims the next jobs.  While the server executes
+// one, others end.  If it is repeated after a lost answer, the outcome is already_committed.
 type groupCommit struct {
-	queue      *consumer
-	mu         sync.Mutex
-	ended      []*endedJobs
-	committing int
+	mu      sync.Mutex
+	waiting []endedJob
+	running bool
 }
 
-// endedJobs are jobs that end together.
-type endedJobs struct {
-	done  []doneJob
-	wants int // jobs to claim next
-	link  *link
-	next  chan []*attempt
+// endedJob is a job whose handler waits for its commit, and for the next job.
+type endedJob struct {
+	doneJob
+	next chan []*attempt
 }
 
-// commit completes these jobs, and returns those that the same statement has claimed.  link is idle.
-func (g *groupCommit) commit(done []doneJob, wants int, link *link) []*attempt {
-	e := &endedJobs{done, wants, link, make(chan []*attempt, 1)}
+// commit completes a job, and returns the one that the same statement has claimed.
+func (g *groupCommit) commit(q *consumer, done doneJob) []*attempt {
+	e := endedJob{done, make(chan []*attempt, 1)}
 	g.mu.Lock()
-	g.ended = append(g.ended, e)
-	begin := g.committing == 0 || g.committing == 1 && link == nil && len(g.ended) >= splitFrom
-	if begin {
-		g.committing++
-		g.queue.run.wg.Add(1)
-	}
+	g.waiting = append(g.waiting, e)
+	leads := !g.running
+	g.running = true
 	g.mu.Unlock()
-	if begin {
-		go g.commitAll(link == nil)
+	if leads {
+		q.run.wg.Add(1)
+		go g.lead(q)
 	}
 	return <-e.next
 }
 
-// commitAll commits until no job has ended.
-func (g *groupCommit) commitAll(outside bool) {
-	r := g.queue.run
-	defer r.wg.Done()
-	var own *link
-	if outside {
-		own = <-r.commits
-		defer func() { r.commits <- own }()
-	}
-	runtime.Gosched() // jobs that end now are included
+// lead commits until no job has ended.
+func (g *groupCommit) lead(q *consumer) {
+	defer q.run.wg.Done()
 	for {
+		runtime.Gosched() // jobs that end now are included
 		g.mu.Lock()
-		share := len(g.ended)
-		if share == 0 {
-			g.committing--
-			g.mu.Unlock()
+		ended := g.waiting
+		g.waiting = nil
+		g.running = len(ended) > 0
+		g.mu.Unlock()
+		if len(ended) == 0 {
 			return
 		}
-		if outside && g.committing == 1 && share >= splitFrom {
-			share = (share + 1) / 2
+		done := make([]doneJob, len(ended))
+		for n, e := range ended {
+			done[n] = e.doneJob
 		}
-		ended := g.ended[:share:share]
-		g.ended = g.ended[share:]
-		g.mu.Unlock()
-		var done []doneJob
-		wants, link := 0, own
-		for _, e := range ended {
-			done = append(done, e.done...)
-			wants += e.wants
-			if link == nil {
-				link = e.link
-			}
-		}
-		next := g.send(done, wants, link)
-		for _, e := range ended {
-			n := min(e.wants, len(next))
-			e.next <- next[:n:n]
-			next = next[n:]
+		next := q.commitMany(done, len(done))
+		for n, e := range ended {
+			e.next <- next[min(n, len(next)):min(n+1, len(next))]
 		}
 	}
 }
 
-// send completes jobs, and claims others.
-func (g *groupCommit) send(done []doneJob, wants int, link *link) (next []*attempt) {
-	q := g.queue
-	for _, d := range done {
-		d.attempt.setCommitSent(true)
-	}
+// commitMany completes jobs, and claims others.
+func (q *consumer) commitMany(done []doneJob, claim int) (next []*attempt) {
 	for count := 1; ; count++ {
-		next, err := g.sendOnce(done, wants, link)
+		next, err := q.sendCommitMany(done, claim)
 		switch {
 		case err == nil:
 			return next
 		case hasState(err, "40001", "40P01") && count <= maxReruns:
 			continue
-		case !hasState(err, "22", "54"):
+		case hasState(err, "22", "54") && claim > 0: // perhaps the server cannot send the next job, and has not refused a result
+			return q.commitMany(done, 0)
+		case hasState(err, "22", "54") && len(done) > 1:
 			for _, d := range done {
-				q.ended(d.attempt, OutcomeLost, textOf(err))
+				q.commitMany([]doneJob{d}, 0)
 			}
-			return nil
-		case wants > 0: // perhaps the server cannot send the next job, and has not refused a result
-			return g.send(done, 0, link)
-		case len(done) > 1:
-			for _, d := range done {
-				g.send([]doneJob{d}, 0, link)
-			}
-			return nil
-		}
-		d := done[0]
-		d.attempt.setCommitSent(false)
-		switch {
-		case q.inside:
-			q.settle(link, d.attempt, err)
-		case d.result != nil: // the effect has already happened
-			d.attempt.log().Warn("idemq: the job is completed without a result, because of an error", "error", err)
-			g.send([]doneJob{{d.attempt, nil}}, 0, link)
+		case hasState(err, "22", "54") && done[0].result != nil: // the effect has already happened
+			done[0].attempt.log().Warn("idemq: the job is completed without a result, because of an error", "error", err)
+			q.commitMany([]doneJob{{done[0].attempt, nil}}, 0)
 		default:
-			q.ended(d.attempt, OutcomeLost, textOf(err))
+			for _, d := range done {
+				q.ended(d.attempt, OutcomeLost, err)
+			}
 		}
 		return nil
 	}
 }
 
-func (g *groupCommit) sendOnce(done []doneJob, wants int, link *link) (next []*attempt, err error) {
-	q := g.queue
-	var outcomes map[int64]string
-	again, err := link.repeat(q.run.over, func(ctx context.Context, s *session) (err error) {
-		asked := time.Now()
-		var claims []*claimed
-		outcomes, claims, err = q.sendCommitMany(ctx, s, done, wants > 0 && q.mayClaim(), wants)
-		if err == nil {
-			next = q.begun(claims, asked, s)
-		}
-		return err
-	})
-	var lost errLost
-	if errors.As(err, &lost) {
-		err = lost.error
+// endedRow is a job that was completed, or one that was claimed.
+type endedRow struct {
+	Outcome Outcome
+	claimed
+}
+
+func (q *consumer) sendCommitMany(done []doneJob, claim int) (next []*attempt, err error) {
+	args := []any{
+		array(done, func(d doneJob) any { return d.attempt.header.ID }), array(done, func(d doneJob) any { return d.attempt.header.Token }),
+		array(done, func(d doneJob) any { return givenText(d.result) }),
 	}
+	outcomes := map[int64]Outcome{}
+	again, err := q.run.side(q.run.over, func(ctx context.Context, s *session) error {
+		sql, args := commitManySQL, args
+		if claim > 0 && q.mayClaim() {
+			sql, args = commitManyAndClaimSQL, append(args, q.claimArgs(s, claim)...)
+		}
+		asked := time.Now()
+		rows, err := s.query(ctx, sql, args...)
+		if err != nil {
+			return err
+		}
+		answers, err := pgx.CollectRows(rows, pgx.RowToStructByPos[endedRow])
+		if err != nil {
+			return err
+		}
+		var claims []claimed
+		for _, row := range answers {
+			if row.Outcome == "claimed" {
+				claims = append(claims, row.claimed)
+			} else {
+				outcomes[*row.Token] = row.Outcome
+			}
+		}
+		next = q.begun(claims, asked)
+		return nil
+	})
 	if err != nil {
 		return nil, err
 	}
 	for _, d := range done {
 		outcome := outcomes[d.attempt.header.Token]
 		// In a queue that keeps no finished jobs, a completed job does not exist any more.
-		if outcome == "committed" || outcome == "already_committed" || outcome == "not_found" && again {
-			q.ended(d.attempt, OutcomeCommitted, "")
-		} else {
-			q.endStale(link, d.attempt, OutcomeStale, nil, "")
+		if outcome == "already_committed" || outcome == OutcomeNotFound && again {
+			outcome = OutcomeCommitted
 		}
+		q.ended(d.attempt, outcome, nil)
 	}
 	return next, nil
 }

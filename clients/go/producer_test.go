@@ -106,13 +106,6 @@ func TestEnqueue(t *testing.T) {
 		if _, err := q.EnqueueMany(ctx, db, []idemq.Item[map[string]any]{{}, {Options: &idemq.EnqueueOptions{NoWait: true}}}); err == nil {
 			t.Error("items with different NoWait were accepted")
 		}
-		// The error of a dead job.
-		id := value[int64](f, "SELECT id FROM idemq.enqueue($1, '{}', key => $2)", f.queue, name+"dead")
-		f.exec("SELECT idemq.fail(c.id, c.token, 'no good', permanent => true) FROM idemq.claim_job($1) AS c", id)
-		dead, err := (idemq.Queue[any, any]{Name: f.queue}).Enqueue(ctx, db, map[string]any{}, &idemq.EnqueueOptions{Key: name + "dead"})
-		if err != nil || dead.Status != idemq.StatusDead || dead.Error != "no good" {
-			t.Error(name, dead, err)
-		}
 	})
 	if _, err := (idemq.Queue[any, any]{Name: "missing"}).Enqueue(ctx, f.pool, 1, nil); !errors.Is(err, idemq.ErrNoSuchQueue) {
 		t.Error(err)

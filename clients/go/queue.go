@@ -1,10 +1,12 @@
 package idemq
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
-	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -15,18 +17,14 @@ type DB interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// SQL returns a DB for a *sql.Tx, *sql.Conn or *sql.DB, with whichever PostgreSQL driver.
-func SQL(db interface {
+type sqlQueryer interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
-}) DB {
-	return sqlDB{db}
 }
 
-type sqlDB struct {
-	db interface {
-		QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
-	}
-}
+// SQL returns a DB for a *sql.Tx, *sql.Conn or *sql.DB, with whichever PostgreSQL driver.
+func SQL(db sqlQueryer) DB { return sqlDB{db} }
+
+type sqlDB struct{ db sqlQueryer }
 
 func (s sqlDB) QueryRow(ctx context.Context, query string, args ...any) pgx.Row {
 	return s.db.QueryRowContext(ctx, query, args...)
@@ -140,8 +138,6 @@ type Enqueued[R any] struct {
 	Status  Status
 	// Result is nil if the job has no result yet.
 	Result *R
-	// Error is the last error of a duplicate that is dead.
-	Error string
 }
 
 // Item is a job for EnqueueMany.  OnDuplicate, DependsOn, OnParentFailure, NoWait and MaxWait apply to all jobs of a call, so all items
@@ -151,18 +147,13 @@ type Item[P any] struct {
 	Options *EnqueueOptions
 }
 
-// enqueued is the form in which the server returns Enqueued.
-type enqueued struct {
-	ID      int64           `json:"id"`
-	Outcome Outcome         `json:"outcome"`
-	Status  Status          `json:"status"`
-	Result  json.RawMessage `json:"result"`
-	Error   string          `json:"error"`
+// enqueuedRow is the form in which the server returns Enqueued and Result.
+type enqueuedRow[R any] struct {
+	ID      int64   `json:"id"`
+	Outcome Outcome `json:"outcome"`
+	Status  Status  `json:"status"`
+	Result  *R      `json:"result"`
 }
-
-// enqueuedRows returns all rows as JSON, with the last error of each duplicate that is dead.
-const enqueuedRows = `SELECT coalesce(pg_catalog.json_agg(pg_catalog.json_build_object('id', e.id, 'outcome', e.outcome, 'status', e.status, 'result', e.result,
-    'error', CASE WHEN e.outcome = 'duplicate' AND e.status = 'dead' THEN (SELECT j.last_error FROM idemq.jobs AS j WHERE j.id = e.id) END) ORDER BY e.ord), '[]')::text FROM `
 
 const enqueueSQL = `SELECT id, outcome::text, status::text, result::text
   FROM idemq.enqueue($1::text, $2::text::jsonb, key => $3::text, delay => $4::text::interval, run_at => $5::text::timestamptz,
@@ -170,9 +161,8 @@ const enqueueSQL = `SELECT id, outcome::text, status::text, result::text
     key_ttl => $11::text::interval, on_duplicate => $12::text, nowait => $13::boolean, kind => $14::text, max_wait => $15::text::interval,
     depends_on => $16::text::bigint[], on_parent_failure => $17::text)`
 
-const lastErrorSQL = `SELECT coalesce((SELECT last_error FROM idemq.jobs WHERE id = $1::bigint), '')`
-
-const enqueueManySQL = enqueuedRows + `idemq.enqueue_many($1::text, $2::text::jsonb[], keys => $3::text::text[], run_ats => $4::text::timestamptz[], priorities => $5::text::int[],
+const enqueueManySQL = `SELECT coalesce(pg_catalog.json_agg(pg_catalog.json_build_object('id', e.id, 'outcome', e.outcome, 'status', e.status, 'result', e.result) ORDER BY e.ord), '[]')::text
+  FROM idemq.enqueue_many($1::text, $2::text::jsonb[], keys => $3::text::text[], run_ats => $4::text::timestamptz[], priorities => $5::text::int[],
     group_keys => $6::text::text[], delays => $7::text::interval[], max_attempts => $8::text::int[], headers => $9::text::jsonb[],
     expires_ins => $10::text::interval[], key_ttls => $11::text::interval[], on_duplicate => $12::text, nowait => $13::boolean,
     kinds => $14::text::text[], max_wait => $15::text::interval, depends_on => $16::text::bigint[], on_parent_failure => $17::text) AS e`
@@ -215,24 +205,21 @@ func (q Queue[P, R]) Enqueue(ctx context.Context, db DB, payload P, o *EnqueueOp
 		return Enqueued[R]{}, err
 	}
 	return enqueueOne[R](ctx, db, enqueueSQL, q.Name, text, given(o.Key), givenInterval(o.Delay), givenTime(o.RunAt), o.priority(),
-		given(o.GroupKey), given(o.MaxAttempts), headers, givenInterval(o.ExpiresIn), givenInterval(o.KeyTTL), string(or(o.OnDuplicate, OnDuplicateKeep)),
-		o.NoWait, given(or(o.Kind, q.Kind)), givenInterval(o.MaxWait), o.dependsOn(), string(or(o.OnParentFailure, ParentFailureCancel)))
+		given(o.GroupKey), given(o.MaxAttempts), headers, givenInterval(o.ExpiresIn), givenInterval(o.KeyTTL), string(cmp.Or(o.OnDuplicate, OnDuplicateKeep)),
+		o.NoWait, given(cmp.Or(o.Kind, q.Kind)), givenInterval(o.MaxWait), o.dependsOn(), string(cmp.Or(o.OnParentFailure, ParentFailureCancel)))
 }
 
 // enqueueOne runs a statement that adds a job.
 func enqueueOne[R any](ctx context.Context, db DB, sql string, args ...any) (added Enqueued[R], err error) {
 	var id *int64
-	var outcome, status, result *string
-	if err = db.QueryRow(ctx, sql, args...).Scan(&id, &outcome, &status, &result); err != nil {
+	var status, result *string
+	if err = db.QueryRow(ctx, sql, args...).Scan(&id, &added.Outcome, &status, &result); err != nil {
 		return added, typed(err)
 	}
-	added.ID, added.Outcome, added.Status = deref(id), Outcome(deref(outcome)), Status(deref(status))
-	if added.Outcome == OutcomeDuplicate && added.Status == StatusDead {
-		if added.Error, err = query[string](ctx, db, lastErrorSQL, added.ID); err != nil {
-			return added, err
-		}
+	added.ID, added.Status = deref(id), Status(deref(status))
+	if result != nil {
+		err = decode([]byte(*result), &added.Result)
 	}
-	added.Result, err = decodeResult[R](result)
 	return added, err
 }
 
@@ -262,42 +249,27 @@ func (q Queue[P, R]) EnqueueMany(ctx context.Context, db DB, items []Item[P]) ([
 	all := func(of func(o *EnqueueOptions) any) string { return array(options, of) }
 	same := func(v any) any { return v }
 	first := options[0]
-	added, err := enqueueRows[R](ctx, db, enqueueManySQL, q.Name, array(payloads, same),
+	rows, err := queryJSON[[]enqueuedRow[R]](ctx, db, enqueueManySQL, q.Name, array(payloads, same),
 		all(func(o *EnqueueOptions) any { return given(o.Key) }), all(func(o *EnqueueOptions) any { return givenTime(o.RunAt) }),
 		all(func(o *EnqueueOptions) any { return o.priority() }), all(func(o *EnqueueOptions) any { return given(o.GroupKey) }),
 		all(func(o *EnqueueOptions) any { return givenInterval(o.Delay) }), all(func(o *EnqueueOptions) any { return given(o.MaxAttempts) }),
 		array(allHeaders, same), all(func(o *EnqueueOptions) any { return givenInterval(o.ExpiresIn) }),
-		all(func(o *EnqueueOptions) any { return givenInterval(o.KeyTTL) }), string(or(first.OnDuplicate, OnDuplicateKeep)), first.NoWait,
-		all(func(o *EnqueueOptions) any { return given(or(o.Kind, q.Kind)) }), givenInterval(first.MaxWait), first.dependsOn(),
-		string(or(first.OnParentFailure, ParentFailureCancel)))
+		all(func(o *EnqueueOptions) any { return givenInterval(o.KeyTTL) }), string(cmp.Or(first.OnDuplicate, OnDuplicateKeep)), first.NoWait,
+		all(func(o *EnqueueOptions) any { return given(cmp.Or(o.Kind, q.Kind)) }), givenInterval(first.MaxWait), first.dependsOn(),
+		string(cmp.Or(first.OnParentFailure, ParentFailureCancel)))
+	added := make([]Enqueued[R], len(rows))
+	for n, row := range rows {
+		added[n] = Enqueued[R](row)
+	}
 	return added, err
 }
 
 // sameForAll checks the options that belong to a call of EnqueueMany.
 func sameForAll(first, o *EnqueueOptions) error {
-	same := first.OnDuplicate == o.OnDuplicate && first.OnParentFailure == o.OnParentFailure && first.NoWait == o.NoWait && first.MaxWait == o.MaxWait && len(first.DependsOn) == len(o.DependsOn)
-	for n := range o.DependsOn {
-		same = same && first.DependsOn[n] == o.DependsOn[n]
-	}
-	if !same {
-		return fmt.Errorf("OnDuplicate, DependsOn, OnParentFailure, NoWait and MaxWait must be the same in all items")
+	if first.OnDuplicate != o.OnDuplicate || first.OnParentFailure != o.OnParentFailure || first.NoWait != o.NoWait || first.MaxWait != o.MaxWait || !slices.Equal(first.DependsOn, o.DependsOn) {
+		return errors.New("OnDuplicate, DependsOn, OnParentFailure, NoWait and MaxWait must be the same in all items")
 	}
 	return nil
-}
-
-func enqueueRows[R any](ctx context.Context, db DB, sql string, args ...any) ([]Enqueued[R], error) {
-	rows, err := queryJSON[[]enqueued](ctx, db, sql, args...)
-	if err != nil {
-		return nil, err
-	}
-	added := make([]Enqueued[R], len(rows))
-	for n, row := range rows {
-		added[n] = Enqueued[R]{ID: row.ID, Outcome: row.Outcome, Status: row.Status, Error: row.Error}
-		if added[n].Result, err = decodeResult[R](jsonText(row.Result)); err != nil {
-			return nil, err
-		}
-	}
-	return added, nil
 }
 
 // query runs a statement that returns one value.

@@ -79,14 +79,24 @@ func TestMischief(t *testing.T) {
 	f.enqueueMany(jobs)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
+	// Stops and harm come after a number of calls, so that each machine makes progress.
+	var calls atomic.Int64
 	ended := make(chan int, 2)
 	for n := range 2 {
 		go func() {
 			runs := 0
 			for ; ctx.Err() == nil; runs++ {
+				limited, stop := context.WithCancel(ctx)
+				left := new(atomic.Int64)
+				left.Store(1 + rand.Int63n(100))
 				w := f.worker(idemq.WorkerOptions{Grace: time.Duration(1+rand.Intn(100)) * time.Millisecond})
-				idemq.Handle(w, idemq.Queue[any, any]{Name: f.queue}, mischief, &idemq.HandlerOptions{Concurrency: 1 + 4*n, Batch: 1 + 2*n})
-				limited, stop := context.WithTimeout(ctx, time.Duration(rand.Intn(1500))*time.Millisecond)
+				idemq.Handle(w, idemq.Queue[any, any]{Name: f.queue}, func(ctx context.Context, tx pgx.Tx, j *idemq.Job[any]) (any, error) {
+					calls.Add(1)
+					if left.Add(-1) == 0 {
+						stop()
+					}
+					return mischief(ctx, tx, j)
+				}, &idemq.HandlerOptions{Concurrency: 1 + 4*n, Batch: 1 + 2*n})
 				if _, err := w.Run(limited); err != nil {
 					t.Error(err)
 				}
@@ -100,9 +110,11 @@ func TestMischief(t *testing.T) {
 	go func() {
 		defer close(harmed)
 		for n := 0; ctx.Err() == nil; n++ {
-			time.Sleep(time.Duration(rand.Intn(60)) * time.Millisecond)
+			for next := calls.Load() + rand.Int63n(12); calls.Load() < next && ctx.Err() == nil; {
+				time.Sleep(time.Millisecond)
+			}
 			sql := []string{
-				"SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity WHERE application_name = 'idemq ' || $1 ORDER BY random() LIMIT 1) AS s",
+				"SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity WHERE application_name = 'idemq ' || $1 AND query <> '' AND query NOT LIKE 'SELECT who.pid%' ORDER BY random() LIMIT 1) AS s",
 				"SELECT count(idemq.revoke_lease(job_id)) FROM (SELECT job_id FROM idemq.running_jobs WHERE queue = $1 ORDER BY random() LIMIT 1) AS s",
 				"SELECT count(idemq.cancel(job_id)) FROM (SELECT job_id FROM idemq.running_jobs WHERE queue = $1 ORDER BY random() LIMIT 1) AS s",
 			}[[]int{0, 0, 0, 1, 1, 1, 1, 2}[n%8]]

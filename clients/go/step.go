@@ -1,6 +1,7 @@
 package idemq
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -36,6 +37,9 @@ const (
 	refuseStepSQL = `SELECT idemq.refuse_step($1::bigint, $2::bigint, $3::text, $4::text)`
 )
 
+// beginStepFormats are the formats of the columns of beginStepSQL: only the time is not text.
+var beginStepFormats = pgx.QueryResultFormats{pgx.TextFormatCode, pgx.TextFormatCode, pgx.TextFormatCode, pgx.BinaryFormatCode, pgx.TextFormatCode, pgx.TextFormatCode}
+
 // Step calls another system, unless an earlier attempt has done so, and stores the answer at once.  If call returns Refused or Dead, the
 // other system has definitely not performed it.  A handler of Handle can call Step until it uses its transaction.
 func Step[T, P any](ctx context.Context, j *Job[P], name string, call func(context.Context, StepCall) (T, error), o *StepOptions[T]) (answer T, err error) {
@@ -49,136 +53,115 @@ func Step[T, P any](ctx context.Context, j *Job[P], name string, call func(conte
 	if err != nil {
 		return answer, err
 	}
-	end, err := j.handled.beginStep(name)
+	end, err := j.call.beginApart("Step")
 	if err != nil {
 		return answer, err
 	}
 	defer end()
-	err = j.handled.apart("Step", func(ask asker) error {
-		s := &step{ask: ask, id: j.ID, token: j.Token, name: name, request: request, limit: or(o.CallTimeout, 30*time.Second)}
-		var askFirst func(context.Context, StepCall) (any, bool, error)
-		if o.Ask != nil {
-			askFirst = func(ctx context.Context, c StepCall) (any, bool, error) { return o.Ask(ctx, c) }
-		}
-		text, value, err := s.run(ctx, askFirst, func(ctx context.Context, c StepCall) (any, error) { return call(ctx, c) })
-		if err != nil {
-			return err
-		}
-		if text == nil {
-			if value != nil {
-				answer = value.(T)
-				j.Log.Warn("idemq: step is done, but its response cannot be stored", "step", name, "error", s.unstored)
-			}
-			return nil
-		}
-		if err := decode([]byte(*text), &answer); err != nil {
-			return fmt.Errorf("the stored response of step %s cannot be decoded: %w", name, err)
-		}
-		return nil
-	})
-	return answer, typed(err)
+	s := step[T, P]{j, name, cmp.Or(o.CallTimeout, 30*time.Second)}
+	return s.run(ctx, request, call, o.Ask)
 }
 
-// step is a call of Step without its types.
-type step struct {
-	ask       asker
-	id, token int64
-	name      string
-	request   string
-	limit     time.Duration
-	unstored  error
+// step is a call of Step.
+type step[T, P any] struct {
+	*Job[P]
+	name  string
+	limit time.Duration
 }
 
-// begunStep is what begin_step returns.
-type begunStep struct {
-	outcome                                 string
-	response, former, retryAfter, effectKey *string
-	begunAt                                 *time.Time
-}
-
-// run returns the stored answer or, if it cannot be stored, the answer itself.
-func (s *step) run(ctx context.Context, askFirst func(context.Context, StepCall) (any, bool, error), call func(context.Context, StepCall) (any, error)) (*string, any, error) {
-	asked := time.Now()
-	var b begunStep
+func (s step[T, P]) run(ctx context.Context, request string, call func(context.Context, StepCall) (T, error), ask func(context.Context, StepCall) (T, bool, error)) (answer T, err error) {
+	ends := time.Now().Add(s.limit)
+	var outcome string
+	var response, former, retryAfter, key *string
+	var begunAt *time.Time
 	// If this is repeated after a lost answer, the outcome is busy, because the server cannot know that no call was made.
-	err := s.ask(ctx, func(ctx context.Context, own *session) error {
-		text := int16(pgx.TextFormatCode)
-		formats := pgx.QueryResultFormats{text, text, text, pgx.BinaryFormatCode, text, text}
-		return own.row(ctx, beginStepSQL, formats, s.id, s.token, s.name, s.request, interval(s.limit)).Scan(&b.outcome, &b.response, &b.former, &b.begunAt, &b.retryAfter, &b.effectKey)
+	err = s.side(ctx, func(ctx context.Context, own *session) error {
+		return own.row(ctx, beginStepSQL, beginStepFormats, s.ID, s.Token, s.name, request, interval(s.limit)).Scan(&outcome, &response, &former, &begunAt, &retryAfter, &key)
 	})
 	switch {
 	case err != nil:
-		return nil, nil, err
-	case b.outcome == "done":
-		return b.response, nil, nil
-	case b.outcome == "busy": // the call of a lost attempt may still arrive
-		return nil, nil, &verdict{kind: snooze, exact: deref(b.retryAfter), text: "an earlier call of step " + s.name + " may still arrive"}
-	case b.outcome == "unknown" && askFirst != nil:
-		answer, done, err := guarded(func() (any, bool, error) {
-			return askFirst(ctx, StepCall{Key: deref(b.effectKey), Request: raw(b.former), BegunAt: deref(b.begunAt)})
+		return answer, err
+	case outcome == "done":
+		return s.stored(response)
+	case outcome == "busy": // the call of a lost attempt may still arrive
+		return answer, &verdict{kind: snooze, delay: retryAfter, text: "an earlier call of step " + s.name + " may still arrive"}
+	case outcome == "unknown" && ask != nil:
+		done := false
+		answer, err = guarded(func() (answer T, err error) {
+			answer, done, err = ask(ctx, StepCall{Key: deref(key), Request: raw(former), BegunAt: deref(begunAt)})
+			return answer, err
 		})
 		if err != nil {
-			// If Ask returns Dead, that says nothing about the earlier call.
-			if v := verdictOf(err); v != nil && v.kind == refused {
-				err = errors.Join(s.refuse(ctx, err), err)
-			}
-			return nil, nil, err
+			return answer, s.refused(ctx, err, refused) // if Ask returns Dead, that says nothing about the earlier call
 		}
 		if done {
 			return s.finish(ctx, answer)
 		}
 	}
-	limited, cancel := context.WithDeadlineCause(ctx, asked.Add(s.limit), fmt.Errorf("step %s: no response within %s: %w", s.name, s.limit, context.DeadlineExceeded))
-	defer cancel()
 	// Another attempt may already have asked whether the call was made.
-	if !time.Now().Before(asked.Add(s.limit)) {
-		return nil, nil, fmt.Errorf("step %s: the time for the call was over before the call, so it was not made", s.name)
+	if !time.Now().Before(ends) {
+		return answer, fmt.Errorf("step %s: the time for the call was over before the call, so it was not made", s.name)
 	}
-	answer, _, err := guarded(func() (any, bool, error) {
-		answer, err := call(limited, StepCall{Key: deref(b.effectKey), Request: json.RawMessage(s.request)})
-		return answer, true, err
+	limited, cancel := context.WithDeadlineCause(ctx, ends, fmt.Errorf("step %s: no response within %s: %w", s.name, s.limit, context.DeadlineExceeded))
+	defer cancel()
+	answer, err = guarded(func() (T, error) {
+		return call(limited, StepCall{Key: deref(key), Request: json.RawMessage(request)})
 	})
 	if err != nil {
-		if v := verdictOf(err); v != nil && (v.kind == refused || v.kind == dead) {
-			if failed := s.refuse(ctx, err); failed != nil {
-				return nil, nil, failed
-			}
-		}
-		return nil, nil, err
+		return answer, s.refused(ctx, err, refused, dead)
 	}
 	return s.finish(ctx, answer)
 }
 
-func (s *step) refuse(ctx context.Context, err error) error {
-	return s.ask(context.WithoutCancel(ctx), func(ctx context.Context, own *session) error {
-		return own.exec(ctx, refuseStepSQL, s.id, s.token, s.name, textOf(err))
-	})
+// stored decodes a stored response.
+func (s step[T, P]) stored(response *string) (answer T, err error) {
+	if response == nil {
+		return answer, nil
+	}
+	if err := decode([]byte(*response), &answer); err != nil {
+		return answer, fmt.Errorf("the stored response of step %s cannot be decoded: %w", s.name, err)
+	}
+	return answer, nil
+}
+
+// refused notes that the call was not performed, if the error is one of these verdicts.  It returns the error of the handler.
+func (s step[T, P]) refused(ctx context.Context, err error, kinds ...verdictKind) error {
+	v := verdictOf(err)
+	for _, kind := range kinds {
+		if v != nil && v.kind == kind {
+			failed := s.side(context.WithoutCancel(ctx), func(ctx context.Context, own *session) error {
+				return own.exec(ctx, refuseStepSQL, s.ID, s.Token, s.name, textOf(err))
+			})
+			if failed != nil {
+				return errors.Join(failed, err)
+			}
+		}
+	}
+	return err
 }
 
 // finish stores an answer; the first one counts.  An answer that cannot be stored is left out, because the call has been performed.
-func (s *step) finish(ctx context.Context, answer any) (*string, any, error) {
+func (s step[T, P]) finish(ctx context.Context, answer T) (T, error) {
 	text, err := encode(answer, "the response")
 	if err == nil {
 		var stored *string
 		if stored, err = s.store(ctx, &text); err == nil {
-			return stored, nil, nil
+			return s.stored(stored)
 		}
 		if !hasState(err, "22", "54") {
-			return nil, nil, err
+			return answer, err
 		}
 	}
-	s.unstored = err
-	if _, err := s.store(ctx, nil); err != nil {
-		return nil, nil, err
-	}
-	return nil, answer, nil
+	s.Log.Warn("idemq: step is done, but its response cannot be stored", "step", s.name, "error", err)
+	_, err = s.store(ctx, nil)
+	return answer, err
 }
 
 // store stores an answer even if the lease was lost during the call, or the context has ended, because the call has been performed.
-func (s *step) store(ctx context.Context, text *string) (stored *string, err error) {
+func (s step[T, P]) store(ctx context.Context, text *string) (stored *string, err error) {
 	var standing string
-	err = s.ask(context.WithoutCancel(ctx), func(ctx context.Context, own *session) error {
-		return own.row(ctx, finishStepSQL, s.id, s.token, s.name, text).Scan(&stored, &standing)
+	err = s.side(context.WithoutCancel(ctx), func(ctx context.Context, own *session) error {
+		return own.row(ctx, finishStepSQL, s.ID, s.Token, s.name, text).Scan(&stored, &standing)
 	})
 	if err == nil && (standing == "stale" || standing == "not_found") {
 		err = &Error{SQLState: "IQ001", Message: "the answer of step " + s.name + " arrived after the lease was lost; it is stored, and the next attempt returns it"}

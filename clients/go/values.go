@@ -44,18 +44,6 @@ func decode(text []byte, dest any) error {
 	return decoder.Decode(dest)
 }
 
-// decodeResult returns a result, or nil if there is none.
-func decodeResult[R any](text *string) (*R, error) {
-	if text == nil {
-		return nil, nil
-	}
-	result := new(R)
-	if err := decode([]byte(*text), result); err != nil {
-		return nil, fmt.Errorf("the result cannot be decoded: %w", err)
-	}
-	return result, nil
-}
-
 // interval returns a duration as PostgreSQL reads it under every setting.
 func interval(d time.Duration) string {
 	return strconv.FormatInt(int64(math.Ceil(float64(d)/float64(time.Microsecond))), 10) + " microseconds"
@@ -68,6 +56,14 @@ func given[T comparable](value T) any {
 		return nil
 	}
 	return value
+}
+
+// givenText is like given, for a text that may be empty.
+func givenText(text *string) any {
+	if text == nil {
+		return nil
+	}
+	return *text
 }
 
 // givenInterval is like given, for durations.
@@ -94,60 +90,31 @@ func deref[T any](p *T) (value T) {
 	return value
 }
 
-// or returns a value, or another one if it is the zero value.
-func or[T comparable](value, other T) T {
-	var zero T
-	if value == zero {
-		return other
-	}
-	return value
-}
-
 // array returns the text of a PostgreSQL array.  Arrays are passed as text, because not every driver of database/sql knows them.
-func array[T any](values []T, text func(T) any) string {
-	var b strings.Builder
-	b.WriteByte('{')
+func array[T any](values []T, of func(T) any) string {
+	texts := make([]string, len(values))
 	for n, value := range values {
-		if n > 0 {
-			b.WriteByte(',')
-		}
-		switch v := text(value).(type) {
+		switch v := of(value).(type) {
 		case nil:
-			b.WriteString("NULL")
-		case *string:
-			if v == nil {
-				b.WriteString("NULL")
-			} else {
-				quote(&b, *v)
-			}
+			texts[n] = "NULL"
 		case string:
-			quote(&b, v)
+			texts[n] = `"` + quoted.Replace(v) + `"`
 		default:
-			fmt.Fprint(&b, v)
+			texts[n] = fmt.Sprint(v)
 		}
 	}
-	b.WriteByte('}')
-	return b.String()
+	return "{" + strings.Join(texts, ",") + "}"
 }
 
-func quote(b *strings.Builder, text string) {
-	b.WriteByte('"')
-	for n := 0; n < len(text); n++ {
-		if text[n] == '"' || text[n] == '\\' {
-			b.WriteByte('\\')
-		}
-		b.WriteByte(text[n])
-	}
-	b.WriteByte('"')
-}
+var quoted = strings.NewReplacer(`"`, `\"`, `\`, `\\`)
 
 // numbers returns the text of an array of integers.
 func numbers[T int32 | int64](values []T) string { return array(values, func(v T) any { return v }) }
 
-// fromMicros returns the time that the server has sent as microseconds.
-func fromMicros(micros *int64) time.Time {
-	if micros == nil {
-		return time.Time{}
+// raw returns JSON that the server has sent, or nil.
+func raw(text *string) json.RawMessage {
+	if text == nil {
+		return nil
 	}
-	return time.UnixMicro(*micros)
+	return json.RawMessage(*text)
 }

@@ -1,11 +1,13 @@
 package idemq
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -24,8 +26,6 @@ type WorkerOptions struct {
 	Hooks Hooks
 	// Logger is slog.Default() if not given.
 	Logger *slog.Logger
-	// GiveUpAfter ends Run with an error if there has been no connection for this time.
-	GiveUpAfter time.Duration
 }
 
 // HandlerOptions are the options of a handler.  A zero value means that an option is not given.  Except Timeout, they belong to the queue, so
@@ -42,8 +42,6 @@ type HandlerOptions struct {
 	// Attach is whether a job's lease ends with the worker's session.  The default is true for Handle, unless there is a pooler, and false
 	// for HandleOutside.
 	Attach *bool
-	// UnknownKind is the time after which a job is ready again if there is no handler for its kind; one minute if not given.
-	UnknownKind time.Duration
 }
 
 // Outcomes counts attempts by how they ended.
@@ -69,7 +67,7 @@ type queueHandlers struct {
 // handler is a handler without its types.
 type handler struct {
 	timeout time.Duration
-	call    func(context.Context, *handling) (*string, error)
+	call    func(context.Context, *call) (*string, error)
 }
 
 // NewWorker returns a worker that connects with conn, which pgx.ParseConfig returns.  Add handlers with Handle and HandleOutside, then call
@@ -79,7 +77,7 @@ func NewWorker(conn *pgx.ConnConfig, o *WorkerOptions) *Worker {
 	if o != nil {
 		w.o = *o
 	}
-	w.o.Name = or(w.o.Name, fmt.Sprintf("go %d", os.Getpid()))
+	w.o.Name = cmp.Or(w.o.Name, fmt.Sprintf("go %d", os.Getpid()))
 	switch {
 	case w.o.Grace == 0:
 		w.o.Grace = 30 * time.Second
@@ -95,20 +93,17 @@ func NewWorker(conn *pgx.ConnConfig, o *WorkerOptions) *Worker {
 	return w
 }
 
-// errUnencodable is the error of an outside handler whose result cannot be encoded.
-type errUnencodable struct{ error }
-
 // Handle registers a handler whose effects are committed in the transaction that completes its job.  The transaction begins when the
 // handler first uses tx.  The handler runs the jobs of the queue that have the kind q.Kind.  If only a handler without a kind is registered
 // for the queue, it runs all jobs; otherwise, jobs without a kind.  Jobs of other kinds are given back, because another worker may know
 // them.  A mistake in the arguments is returned by Run.
 func Handle[P, R any](w *Worker, q Queue[P, R], h func(ctx context.Context, tx pgx.Tx, j *Job[P]) (R, error), o *HandlerOptions) {
-	w.add(q.Name, q.Kind, true, h == nil, o, func(ctx context.Context, own *handling) (*string, error) {
-		job, err := newJob[P](own)
+	w.add(q.Name, q.Kind, true, h == nil, o, func(ctx context.Context, c *call) (*string, error) {
+		job, err := newJob[P](c)
 		if err != nil {
 			return nil, err
 		}
-		result, err := h(ctx, &handlerTx{handling: own}, job)
+		result, err := h(ctx, &handlerTx{call: c}, job)
 		if err != nil {
 			return nil, err
 		}
@@ -118,8 +113,8 @@ func Handle[P, R any](w *Worker, q Queue[P, R], h func(ctx context.Context, tx p
 
 // HandleOutside registers a handler whose effects are outside the database.  Its job is completed after the handler has returned.
 func HandleOutside[P, R any](w *Worker, q Queue[P, R], h func(ctx context.Context, j *Job[P]) (R, error), o *HandlerOptions) {
-	w.add(q.Name, q.Kind, false, h == nil, o, func(ctx context.Context, own *handling) (*string, error) {
-		job, err := newJob[P](own)
+	w.add(q.Name, q.Kind, false, h == nil, o, func(ctx context.Context, c *call) (*string, error) {
+		job, err := newJob[P](c)
 		if err != nil {
 			return nil, err
 		}
@@ -135,16 +130,7 @@ func HandleOutside[P, R any](w *Worker, q Queue[P, R], h func(ctx context.Contex
 	})
 }
 
-func newJob[P any](own *handling) (*Job[P], error) {
-	a := own.attempt
-	job := &Job[P]{JobHeader: a.header, Log: a.log(), attempt: a, handled: own}
-	if err := decode(a.payload, &job.Payload); err != nil {
-		return nil, fmt.Errorf("the payload cannot be decoded: %w", err)
-	}
-	return job, nil
-}
-
-func (w *Worker) add(name, kind string, inside, none bool, given *HandlerOptions, call func(context.Context, *handling) (*string, error)) {
+func (w *Worker) add(name, kind string, inside, none bool, given *HandlerOptions, call func(context.Context, *call) (*string, error)) {
 	var o HandlerOptions
 	if given != nil {
 		o = *given
@@ -159,41 +145,32 @@ func (w *Worker) add(name, kind string, inside, none bool, given *HandlerOptions
 		bad("the name of the queue is empty")
 	case none:
 		bad("the handler is nil")
-	case o.Concurrency < 0 || o.Batch < 0 || o.Lease < 0 || o.Timeout < 0 || o.UnknownKind < 0:
+	case o.Concurrency < 0 || o.Batch < 0 || o.Lease < 0 || o.Timeout < 0:
 		bad("an option of the handler is negative")
 	case !inside && o.Batch > 1:
 		bad("HandleOutside has no Batch, because its jobs share no transaction")
 	}
-	var q *queueHandlers
-	for _, each := range w.queues {
-		if each.name == name {
-			q = each
-		}
+	n := slices.IndexFunc(w.queues, func(q *queueHandlers) bool { return q.name == name })
+	if n < 0 {
+		n = len(w.queues)
+		w.queues = append(w.queues, &queueHandlers{name: name, inside: inside, handlers: map[string]*handler{}})
 	}
-	if q == nil {
-		q = &queueHandlers{name: name, inside: inside, handlers: map[string]*handler{}}
-		w.queues = append(w.queues, q)
-	}
+	q := w.queues[n]
 	if q.inside != inside {
 		bad("either Handle or HandleOutside must be used for all its kinds")
 	}
 	if q.handlers[kind] != nil {
 		bad("it has two handlers for kind %q", kind)
 	}
-	if !merge(&q.o.Concurrency, o.Concurrency) || !merge(&q.o.Batch, o.Batch) || !merge(&q.o.Lease, o.Lease) || !merge(&q.o.Attach, o.Attach) || !merge(&q.o.UnknownKind, o.UnknownKind) {
+	timeout := o.Timeout
+	o.Timeout = 0
+	switch unset := (HandlerOptions{}); {
+	case q.o == unset:
+		q.o = o
+	case o != unset && o != q.o:
 		bad("its handlers have different options")
 	}
-	q.handlers[kind] = &handler{o.Timeout, call}
-}
-
-// merge sets an option of a queue.  It returns false if the option has another value.
-func merge[T comparable](have *T, value T) bool {
-	var zero T
-	if value != zero && *have != zero && *have != value {
-		return false
-	}
-	*have = or(*have, value)
-	return true
+	q.handlers[kind] = &handler{timeout, call}
 }
 
 // Run runs jobs until ctx ends.  Then it claims nothing more, gives running handlers the grace period, and returns nil.  A queue that does
@@ -215,4 +192,57 @@ func (w *Worker) run(ctx context.Context, once bool) (Outcomes, error) {
 		return nil, errors.New("the worker has no handlers; call Handle or HandleOutside")
 	}
 	return newRun(ctx, w, once).run()
+}
+
+// Hooks are functions that a worker calls.  They may be nil.
+type Hooks struct {
+	// Around is called in place of each handler, and calls next once, in its own goroutine.  An error that it returns is the error of the
+	// attempt.  It may run again in the same attempt, as a handler does.
+	Around func(ctx context.Context, j *JobHeader, next func(context.Context) error) error
+	// Failed is called after an attempt has failed, in the goroutine that runs the next job.
+	Failed func(ctx context.Context, j *JobHeader, f Failure)
+}
+
+// Failure is an attempt that has failed.
+type Failure struct {
+	Err error
+	// Outcome is the server's: OutcomeRetrying or OutcomeDead.
+	Outcome Outcome
+	// WillRetry is whether there will be another attempt.
+	WillRetry bool
+}
+
+// around calls a handler.
+func (k *Hooks) around(c *call) (result *string, err error) {
+	handle := c.attempt.handler.call
+	if k.Around == nil {
+		return handle(c.ctx, c)
+	}
+	header, called := c.attempt.header, false
+	err = k.Around(c.ctx, &header, func(ctx context.Context) (err error) {
+		if called {
+			return errors.New("Hooks.Around has called next twice")
+		}
+		called = true
+		result, err = handle(ctx, c)
+		return err
+	})
+	return result, err
+}
+
+// failed calls the hook.
+func (k *Hooks) failed(a *attempt, f Failure) {
+	if k.Failed == nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(a.queue.run.over)
+	defer cancel()
+	header := a.header
+	_, err := guarded(func() (struct{}, error) {
+		k.Failed(ctx, &header, f)
+		return struct{}{}, nil
+	})
+	if err != nil {
+		a.log().Error("idemq: hook failed", "hook", "Failed", "error", err)
+	}
 }

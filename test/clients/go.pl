@@ -3,7 +3,7 @@
 # expects in log: terminating connection due to administrator command
 # slow: fetches Go modules; kills, leases and pauses in real time
 # takes long
-# at least 10 assertions
+# at least 11 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -79,6 +79,14 @@ SKIP: {
 	system('rm', '-rf', "$client/manual1", "$client/manual2");
 }
 passes(30, 'go test -race');
+# The package for OpenTelemetry, which is a module of its own.
+SKIP: {
+	($status, $out) = go('go', '-C', 'otelidemq', 'mod', 'download');
+	skip "the modules of OpenTelemetry cannot be fetched: $out", 1 if $status;
+	($status, $out) = go('go', '-C', 'otelidemq', 'vet', './...');
+	($status, $out) = go('go', '-C', 'otelidemq', 'test', '-race', '-v', '-count=1', './...') if $status == 0;
+	ok($status == 0 && $out =~ /^--- PASS: TestOneTrace/m, 'otelidemq') or diag($out);
+}
 is_sql($node, "SELECT count(*) FROM idemq.check() AS c WHERE c::text NOT LIKE '%steps.unknown%'", 0, 'every invariant holds');
 
 # Through a pooler in transaction mode.
