@@ -162,8 +162,8 @@ SQL_FUNCTION(idemq_sql_heartbeat)
 
 	idemq_arg_attempt(fcinfo);
 	idemq_following_refuse();
-	return idemq_outcome_datum(heartbeat_beat(PG_GETARG_INT64(0), PG_GETARG_INT64(1), length,
-											  AHEAD_NOT_SAID));
+	return idemq_outcome_datum(
+		heartbeat_beat(PG_GETARG_INT64(0), PG_GETARG_INT64(1), length, AHEAD_NOT_SAID));
 }
 
 /*
@@ -174,9 +174,7 @@ SQL_FUNCTION(idemq_sql_heartbeat)
 SQL_FUNCTION(idemq_sql_heartbeat_many)
 {
 	int64 length = PG_ARGISNULL(2) ? 0 : idemq_arg_interval(fcinfo, 2, "lease", 1);
-	Ahead ahead = PG_ARGISNULL(4)		 ? AHEAD_NOT_SAID
-				  : PG_GETARG_BOOL(4) ? AHEAD_WAITS
-									  : AHEAD_BEGINS;
+	Ahead ahead = PG_ARGISNULL(4) ? AHEAD_NOT_SAID : PG_GETARG_BOOL(4) ? AHEAD_WAITS : AHEAD_BEGINS;
 	ArrayArg ids;
 	ArrayArg tokens;
 	ReturnSetInfo *set;
