@@ -28,7 +28,7 @@
 #                         SCENARIO='sync patroni', PAGE=1 (test/failover/README.md)
 #   make once             the clients' workers, killed and cut off, and the account of every effect: the long
 #                         form of clients/once (KILLS=100, TERMINATIONS=500) and clients/flat (JOBS=200000, WAITS=20000)
-#   make conformance      what every client must do (test/conformance), alone and mixed; ADAPTER='cmd' runs the adapter of another client,
+#   make conformance      conformance tests of the clients (test/conformance), alone and mixed; ADAPTER='cmd' runs the adapter of another client,
 #                         OMIT='16 17' says what it leaves out, ONLY='1 6' chooses scenarios, MUTANTS=1 runs only the mutants
 #   make fuzz             100,000 calls (FUZZ_CALLS=n) of every SQL function with arguments of
 #                         every kind: the long form of TAP test fuzz; FUZZ_SEED=n repeats one
