@@ -171,6 +171,12 @@ func (c *cancelConn) Close() error {
 	return c.Conn.Close()
 }
 
+// pooledCancelConn is the connection of a cancel request to a pooler.  pgbouncer before 1.21 ends if this connection is closed before the
+// request has been answered, as pgx would do when the statement ends first.  Therefore only the deadline set at the beginning applies.
+type pooledCancelConn struct{ net.Conn }
+
+func (pooledCancelConn) SetDeadline(time.Time) error { return nil }
+
 var errLent = errors.New("only the worker may close the connection of a handler")
 
 func (s *socket) refuses() bool { return s.lent.Load() && s.closing.Load() }
@@ -239,7 +245,7 @@ func (s *server) connect(ctx context.Context, lends bool) (*session, error) {
 			return nil, err
 		}
 		if connected.Load() && s.pooled.Load() {
-			return conn, nil // pgbouncer 1.18 crashes if a client closes this connection before the cancel request has been answered
+			return pooledCancelConn{conn}, conn.SetDeadline(time.Now().Add(cancelTimeout))
 		}
 		if connected.Load() {
 			return &cancelConn{conn, context.AfterFunc(s.over, func() { _ = conn.Close() })}, nil

@@ -382,8 +382,8 @@ COMMENT ON FUNCTION idemq_internal.primary_since() IS 'Return the time at which 
 -- A server that has run since before there was a sequence has lost none of its ids.
 SELECT pg_catalog.setval('idemq.ids_since', idemq_internal.primary_since(), false);
 
--- Shared memory follows rows that change by any way but table/jobs_write.c: SPI, a DBA's
--- UPDATE, COPY, logical replication (hence ENABLE ALWAYS).
+-- This trigger updates shared memory when anything other than table/jobs_write.c changes a row: an
+-- UPDATE by a DBA, COPY, or logical replication, for which the trigger is ENABLE ALWAYS.
 CREATE FUNCTION idemq_internal.jobs_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_jobs_changed';
 COMMENT ON FUNCTION idemq_internal.jobs_changed() IS 'row trigger on idemq.jobs that updates the scan start and the lease table at the end of the transaction';

@@ -252,8 +252,8 @@ SQL_FUNCTION(idemq_sql_wrapper_jobs)
 }
 
 /*
- * The implementation, as the caller.  An error, and the end of the nest level of settings, put back
- * what is set here.
+ * Calls the implementation with the rights of the caller.  What is set here is restored when the
+ * nest level of the settings ends, and by an error.
  */
 SQL_FUNCTION(idemq_sql_wrapper_as_caller)
 {

@@ -55,7 +55,7 @@ typedef struct ClockShared
 
 	pg_atomic_uint64 offset;		/* TimestampTz minus mono, as int64; grows */
 	pg_atomic_uint64 primary_since; /* TimestampTz; 0: not called yet (idemq_primary_since) */
-	pg_atomic_uint64 primary_mono;	/* the same time by CLOCK_MONOTONIC; set before primary_since */
+	pg_atomic_uint64 primary_mono; /* the same time, of CLOCK_MONOTONIC; set before primary_since */
 } ClockShared;
 
 static ClockShared *clock_shared = NULL;

@@ -165,8 +165,8 @@ read_word(Reader *reader)
 	else
 	{
 		/*
-		 * Copy it, with a question mark for each sequence of digits.  It does not begin with a
-		 * digit.
+		 * Copy the word, and replace each sequence of digits in it by a question mark.  Its first
+		 * character is not a digit.
 		 */
 		for (int i = 0; i < length; i++)
 		{

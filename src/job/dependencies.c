@@ -24,10 +24,10 @@
  * snapshot, and the mark of that end is taken by a snapshot that shows the watch.
  *		Model: test/model/dependencies.pml, as for shared/groups/dependencies.c.
  *
- * No child is forgotten between two pages of a parent's children either.  A later page has a later
- * snapshot.  A child that belongs to an earlier page, but was not visible to it, has its own mark:
- * the transaction that enqueued it, or moved its watch to that parent, was not visible to that
- * page, and marks the child when it commits.
+ * No child is forgotten between two pages of a parent's children either.  The snapshot of
+ * a later page is later.  A child that belongs to an earlier page but was not visible to it gets a
+ * mark of its own: the transaction that enqueued it, or moved its watch to that parent, was not
+ * visible to that page either, and marks the child when it commits.
  *
  * No child starts too early.  The row of the child and its row in idemq.children are written in one
  * transaction, and the former is written only if it still has the version that was blocked when all
@@ -302,9 +302,10 @@ idemq_dependency_promote(JobsTable *table, const QueueInfo *queue, DependencyMar
 }
 
 /*
- * Returns whether a look would change a child, by the table's snapshot: the parent that it watches
- * is done or has failed, or another of its parents has failed.  Sets *mark to the kind of mark for
- * that look.  Jobs that were fetched from the table before can no longer be read.
+ * Returns whether a look at a child's parents would change the child, according to the table's
+ * snapshot: the parent that it watches is done or has failed, or another of its parents has failed.
+ * If so, *mark is the kind of mark that the child needs.  Jobs that were fetched from the table
+ * before this call can no longer be read.
  */
 bool
 idemq_child_is_resolvable(JobsTable *table, int32 queue_id, int64 id, DependencyMark *mark)

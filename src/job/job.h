@@ -206,7 +206,7 @@ typedef struct EnqueueAnswer
 	JobStatus status;
 	Datum result; /* jsonb, in the caller's memory context; 0 for none */
 	bool foreign; /* a duplicate that another transaction has written */
-	bool full;	  /* no room: added over the limit, or not added (OUTCOME_LOCKED) */
+	bool full;	  /* there was no room; the job was added all the same, or not (OUTCOME_LOCKED) */
 } EnqueueAnswer;
 
 extern bool idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key,
@@ -684,7 +684,7 @@ typedef enum Promotion
 typedef struct ReleasedChildren
 {
 	int64 *ids;
-	int64 *tokens; /* each issued after the look at the child's parents */
+	int64 *tokens; /* each was issued after the child's parents had been looked at */
 	int count;
 	int room;
 } ReleasedChildren;

@@ -1,14 +1,15 @@
 /*
  * job/kept_key.c
- *		Keys that producers may not use.
+ *		Keys that are reserved for the jobs of schedules.
  *
- * A tick treats a job with its key as its own job (sql/parts/80_schedules.sql).  So only roles that
- * may change the schedule may enqueue a job with that key.
+ * A schedule enqueues a job at each tick, with a key that consists of the schedule's name, @ and the
+ * time of the tick: nightly@2026-11-21T01:30:00Z.  If a job with that key exists, the tick takes it
+ * for its own (sql/parts/80_schedules.sql).  Therefore only a role that may change the schedule may
+ * enqueue a job with such a key.
  *
- * The key of a tick is the schedule's name, @ and a time: nightly@2026-11-21T01:30:00Z.  For other
- * keys, only their form is checked.  While the queue has no schedule of that name, producers may
- * use a key of that form.  If a job got the key before the schedule existed, the tick finds the
- * job, but treats it as its own only if the job is younger than the schedule.
+ * A key of this form is reserved only while its queue has a schedule of that name.  A producer may
+ * have used the key before the schedule was created; the tick then ignores that job, because it is
+ * older than the schedule.
  *
  * The tick itself does not look up its schedule.  Its session has locked the schedule's row, and
  * tells this file so (idemq_tick_key_own).  A lookup by name would visit each dead version of a row

@@ -13,9 +13,9 @@
  *
  * Locks: rate has rate_mutex, a spinlock, held only for arithmetic; running_refused is an atomic.
  * call_rate, and with max_running idemq_limit_view, take the queue state's lock, shared, and
- * release it before anything else.  If the queue gets another state after call_rate has read since
- * when its starts are known, that one claim is counted in the new state, which the next call counts
- * as used up.
+ * release it before anything else.  The queue may get another state after
+ * call_rate has read idemq_starts_known_since.  Then this one claim is counted in the new state,
+ * and the next call treats the limit of the new state as used up.
  */
 #include "postgres.h"
 

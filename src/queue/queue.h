@@ -203,7 +203,7 @@ typedef struct CachedQueue
 {
 	int32 id;		 /* hash key */
 	bool exists;	 /* if false, the fields below are empty */
-	uint64 version;	 /* idemq_version_of_queue before it was read; 0: must be reread */
+	uint64 version;	 /* of the queue when it was read (idemq_version_of_queue); 0: read it again */
 	QueueInfo info;	 /* queue/queues.c sets privileges and qstate */
 	Oid role;		 /* the role that has info.privileges; InvalidOid: not computed */
 	uint64 roles_at; /* idemq_queue_cache_roles() when they were computed */
@@ -339,7 +339,7 @@ typedef struct HandlerInfo
 	NameData function;
 	NameData role;
 	Oid role_oid;	/* InvalidOid: the name alone decides */
-	NameData owner; /* of the function, when it was set */
+	NameData owner; /* of the function, when the handler was set */
 	Oid owner_oid;	/* as role_oid */
 	int32 workers;
 	int32 batch;

@@ -371,8 +371,8 @@ idemq_queue_cache_roles(void)
 }
 
 /*
- * Returns a number that changes when all queues must be reread; for other things in the database
- * that a session rereads only then.
+ * Returns a number that changes whenever all queues must be reread.  A session that caches something
+ * else of the database compares this number to know when to read it again.
  */
 uint64
 idemq_queue_cache_version(void)

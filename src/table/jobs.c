@@ -196,8 +196,9 @@ idemq_jobs_primary_key(Relation rel)
 }
 
 /*
- * Closes an index of the table after a scan.  Only the primary key has one column.  indisprimary
- * would not do, because REINDEX CONCURRENTLY may move it to another index while this one is open.
+ * Closes an index of the table after a scan.  The primary key is recognized by its number of
+ * columns, one.  indisprimary is not reliable here: REINDEX CONCURRENTLY may set it in a new index
+ * while this one is open.
  */
 void
 idemq_jobs_index_close(JobsTable *table, Relation index)

@@ -165,7 +165,7 @@ idemq_dependency_released(const int64 *children, const int64 *tokens, int count)
 	(void) dependencies_write_run(&end_child_waits, values);
 }
 
-/* Deletes the rows that deleted jobs had as children. */
+/* Deletes the rows in which these jobs, which have been deleted, are the children. */
 void
 idemq_dependency_forget(const int64 *job_ids, int count)
 {

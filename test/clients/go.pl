@@ -3,7 +3,7 @@
 # expects in log: terminating connection due to administrator command
 # slow: fetches Go modules; kills, leases and pauses in real time
 # takes long
-# at least 9 assertions
+# at least 10 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -88,6 +88,8 @@ is_sql($node, "SELECT count(*) FROM idemq.check() AS c WHERE c::text NOT LIKE '%
 	local $ENV{IDEMQ_TEST} = "host=$dir port=$port dbname=postgres user=postgres sslmode=disable";
 	local $ENV{IDEMQ_TEST_POOLED} = 1;
 	passes(8, 'through a pooler', '-run', "'TestEffect|TestOutside|TestBatch|TestSerialization|TestTransaction|TestSteps|TestCheckpoints|TestEvents|TestDrain|TestKinds'");
+	# pgbouncer before 1.21 ends if the connection of a cancel request is closed before the request has been answered.
+	unlike(slurp_file("$dir/log"), qr/\(nouser\).*unexpected eof|FATAL/, 'no cancel request is cut off');
 	$pooler->kill_kill;
 }
 $node->stop;

@@ -22,8 +22,8 @@
  * low-water mark, from which a check begins.  The promoter raises it when its promotion has
  * committed: for heads, to the time of the promotion, because the ready_at of a head is never set
  * to a time in the past; for blocked jobs, to the id of the promoted job.  If a job with a smaller
- * id is blocked later, by a late commit or a retry, its mark lowers the low-water mark.  A change
- * made by hand drops it.  The low-water mark is only a cache.
+ * id is blocked later, by a late commit or a retry, its mark lowers the low-water mark.  If a
+ * row is changed by hand, the low-water mark is dropped.  It is only a cache.
  *
  * A low-water mark is never above what the snapshot of a check shows.  Let W be a writer, which
  * blocks a job or changes one by hand, and P a promoter that checks:

@@ -181,14 +181,14 @@ typedef struct LeaseClaim
 	TidHint tid_hint; /* of the job's row */
 } LeaseClaim;
 
-/* The queue of an entry that is adopted. */
+/* The queue of a lease that is adopted. */
 typedef struct AdoptingQueue
 {
 	int32 id;
 	bool limited; /* it has max_running */
 } AdoptingQueue;
 
-/* The terms of an adopted lease, from the job's row. */
+/* What the row of a job says about the lease that is adopted. */
 typedef struct AdoptedLease
 {
 	int64 deadline; /* mono */
