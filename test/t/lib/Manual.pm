@@ -20,8 +20,8 @@ our @EXPORT = qw(lines blocks runs_sql);
 
 my $source = $ENV{IDEMQ_SOURCE};
 my %runs = map { $_ => 1 } qw(sql python sh shell js ts);
-# clients/languages and clients/go take what they run from these pages.
-my %taken = ((map { $_ => ['doc/usage/any-language.md'] } qw(ruby php perl)), go => [ 'doc/usage/any-language.md', 'doc/usage/go.md' ]);
+# clients/languages, clients/lines, clients/rails and clients/go take what they run from these pages.
+my %taken = ((map { $_ => ['doc/usage/any-language.md'] } qw(php perl java)), ruby => [ 'doc/usage/any-language.md', 'doc/usage/rails.md' ], go => [ 'doc/usage/any-language.md', 'doc/usage/go.md' ]);
 
 # A document's lines: [ language of the block it stands in, or 'fence', or ''; text ].
 sub lines
