@@ -213,7 +213,7 @@ say_ready(WhyCall *call)
 			queue, queue);
 	else
 		say(call, "; waiting for a worker to claim it: queue \"%s\" has %d running job%s", queue,
-			in_flight, in_flight == 1 ? " is" : "s are");
+			in_flight, in_flight == 1 ? "" : "s");
 }
 
 /*
