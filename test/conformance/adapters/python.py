@@ -1,4 +1,4 @@
-"""The adapter of the Python client: see protocol.md.  --asyncio uses AsyncWorker; --mutant NAME breaks it (mutants.md names them)."""
+"""The adapter of the Python client: see protocol.md.  --mutant NAME breaks it."""
 
 import argparse
 import asyncio
