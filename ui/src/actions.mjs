@@ -2,7 +2,7 @@
 // it will affect.  It then runs in one transaction.  The SQL functions themselves write the entry in
 // idemq.audit, with session_user, in the same transaction.
 import { html } from './html.mjs';
-import { count, time } from './format.mjs';
+import { count, plural, time } from './format.mjs';
 import { flowActions } from './flows/actions.mjs';
 import { insist } from './jobs/doing.mjs';
 import { retryFirst } from './causes.mjs';
@@ -111,8 +111,8 @@ export const actions = {
       const jobs = found?.jobs ?? '0';
       return {
         jobs,
-        text: html`${count(jobs)} dead jobs of queue <b>${input.queue}</b>${input.error ? html` that failed with <q>${found?.error ?? ''}</q>` : ', regardless of their error,'}
-          become ready immediately, each with a fresh set of attempts. Fix the cause first, or they will fail again.`,
+        text: html`${plural(jobs, 'dead job')} of queue <b>${input.queue}</b>${input.error ? html` that failed with <q>${found?.error ?? ''}</q>` : ', regardless of their error,'}
+          ${String(jobs) === '1' ? 'becomes' : 'become'} ready immediately, with a fresh set of attempts. Fix the cause first, or the same error will occur again.`,
       };
     },
     async run(query, input) {

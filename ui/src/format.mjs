@@ -5,6 +5,8 @@ import { now } from './clock.mjs';
 export function count(value) {
   return value === null || value === undefined ? '–' : BigInt(value).toLocaleString('en');
 }
+/** A number and its noun: 1 job, 2 jobs. */
+export const plural = (n, one, many = `${one}s`) => `${count(n)} ${String(n) === '1' ? one : many}`;
 
 /** Seconds as 340 ms, 12 s, 4 min 10 s, 3 h 5 min, 2 d 4 h. */
 export function duration(seconds) {

@@ -1,7 +1,7 @@
 // The pages that consist of a list: errors, running jobs, schedules, audit, check, keys.
 import { inWords } from '../cron.mjs';
 import { html, href } from '../html.mjs';
-import { count, duration } from '../format.mjs';
+import { count, duration, plural } from '../format.mjs';
 import { page } from '../queries.mjs';
 import { causeAddress } from './cause.mjs';
 import { button, jobLink, key, more, number, progress, queueLink, status, table, when } from './layout.mjs';
@@ -13,7 +13,7 @@ ${table('Errors', ['Error', number('Jobs'), number('Dead'), ...(healed ? [number
     rows.map((e) => [html`<a href="${causeAddress(e.queue, e.fingerprint)}"><span class="error">${e.error ?? 'no message'}</span></a>`, count(e.jobs), count(e.dead), ...(healed ? [Number(e.healed) > 0 ? count(e.healed) : ''] : []), queueLink(e.queue), e.sqlstate && html`<code>${e.sqlstate}</code>`,
       when(e.first_seen), when(e.last_seen),
       jobLink(e.example_id), ...(context.writes ? [Number(e.dead) > 0 && e.may_administer
-        ? button(context, 'redrive', `Retry ${count(e.dead)} dead jobs`, { queue: e.queue, error: e.fingerprint }, `Retry ${count(e.dead)} dead jobs of queue ${e.queue}: ${(e.error ?? '').slice(0, 80)}`) : null] : [])]),
+        ? button(context, 'redrive', `Retry ${plural(e.dead, 'dead job')}`, { queue: e.queue, error: e.fingerprint }, `Retry ${plural(e.dead, 'dead job')} of queue ${e.queue}: ${(e.error ?? '').slice(0, 80)}`) : null] : [])]),
     context.times?.span ? 'No job failed in this time span.' : 'No jobs are dead or failing.')}`;
 }
 

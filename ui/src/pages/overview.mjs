@@ -1,6 +1,6 @@
 // The overview of the database: what needs attention, its current and past activity, and its queues, the most severe first.
 import { html, href } from '../html.mjs';
-import { count, duration, percent, rate } from '../format.mjs';
+import { count, duration, percent, plural, rate } from '../format.mjs';
 import { part } from '../live.mjs';
 import { spans } from '../history.mjs';
 import { charts, spanTabs, sparkline } from './charts.mjs';
@@ -13,7 +13,6 @@ const PAGE = 50;
 const ALIKE = 10;
 
 const errorsOf = (queue) => `/errors?queue=${encodeURIComponent(queue)}`;
-const plural = (n, one, many = `${one}s`) => `${count(n)} ${String(n) === '1' ? one : many}`;
 
 const unattended = (queue) => queue.unattended_for !== null && queue.unattended_for !== undefined;
 
