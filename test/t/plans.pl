@@ -93,7 +93,7 @@ sub of_page
 	my %values = (flow => $join, flowJobs => $join, flowOthers => $join, errors => 'NULL', queue => "'dead'", audit => 'NULL', holds => "'several'",
 		jobByKey => "'key 1'", queuesNamed => "'queue1'", keysFrom => "'key'", kindsNamed => "'k'", errorsOfQueue => "'dead'", healedOfQueue => "idemq.queue_id('dead')",
 		workersOfQueue => "'dead'", servedBy => "idemq.queue_id('dead')",
-		newestEdges => $join, flowBrief => $join, flowRoot => "ARRAY[$join]", queuesRefused => "'{dead,join}'",
+		newestEdges => 'NULL', flowBrief => $join, flowRoot => "ARRAY[$join]", queuesRefused => "'{dead,join}'",
 		# By parameter: a queue, and a fingerprint or two times.
 		failedJobs => "idemq.queue_id('dead')", firstRetried => 'NULL',
 		cause => ["'dead'", "'0'"], deadOfCause => ["'dead'", "'0'"], errorsWithin => ['NULL', "(now() - interval '1 h')", 'now()'],
@@ -230,6 +230,8 @@ my %bound = (
 	'report()' => 150,
 	'view workers' => 5,
 	'page: workers' => 8,
+	# For each failed job, the queues of this server, which are too few for an index.
+	map { ("page: $_" => 110) } qw(failedJobs errorsWithin deadOfCause),
 );
 foreach my $name (sort keys %statements)
 {

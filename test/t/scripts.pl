@@ -231,7 +231,7 @@ is(script('cd "$1"; for kind in debian python; do for v in 1.2.0 1.2.0-rc.1 1.2.
 
 	is(script('/usr/bin/python3 -I -S -c "$1" "$2" "$3"', $build, "$source/clients/python", "$tmp/wheels"), "@made\n", 'a wheel and a source distribution');
 	my $names = script('/usr/bin/python3 -I -S -c "$1" "$2" "$3"', $list, map { "$tmp/wheels/$_" } @made);
-	my @sources = sort map { s{.*/clients/python/}{}r } glob "$source/clients/python/idemq/*.{py,sql,typed}";
+	my @sources = sort map { s{.*/clients/python/}{}r } map { glob "$source/clients/python/idemq/$_*.{py,sql,typed}" } '', '*/', '*/*/', '*/*/*/';
 	is(join(' ', sort grep { m{^idemq/} } split /\n/, $names), "@sources", 'the wheel has all of the package');
 	like($names, qr{^idemq-\Q$version\E\.dist-info/\Q$_\E$}m, "and $_") foreach qw(METADATA RECORD WHEEL entry_points.txt LICENSE);
 	like($names, qr{^idemq-\Q$version\E/\Q$_\E$}m, "the source distribution has $_") foreach qw(pyproject.toml build_backend.py README.md idemq/relay.py PKG-INFO);
