@@ -42,7 +42,15 @@ sub ended
 }
 
 sub until_file { my ($file) = @_; until_true($file, sub { -s "${\tmp}/$file" }); return slurp_file("${\tmp}/$file") }
-sub until_said { my ($runner, $what) = @_; until_true($what, sub { slurp_file($runner->{err}) =~ $what }) }
+
+sub until_said
+{
+	my ($runner, $what) = @_;
+
+	eval { until_true($what, sub { slurp_file($runner->{err}) =~ $what }); 1 } or die "$@It said:\n" . slurp_file($runner->{err});
+	return;
+}
+
 sub open_gate { append_to_file("${\tmp}/$_[0]", "open\n"); return }
 
 # Whether a process with this number runs and is not a zombie.  It may end between open and read.
