@@ -412,6 +412,8 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	my ($cancelled, $dead) = map { sql($node, "SELECT id FROM idemq.enqueue('q', '1', max_attempts => 1)") } 1 .. 2;
 
 	until_file("begun.$_") foreach $cancelled, $dead;
+	# When the runner begins to wait, it looks after its attempts once.
+	wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE usename = 'deaf' AND " . asleep());
 	is_sql($node, "SELECT idemq.cancel($cancelled), idemq.heartbeat(id, token, lease => '1 ms') FROM idemq.jobs WHERE id = $dead", 'cancelled|current', 'a job is cancelled, and the lease of another ended'); # meant to expire
 	is_soon($node, "SELECT status = 'dead' FROM idemq.jobs WHERE id = $dead", 'which was its last');
 	open_gate('late');
