@@ -1,5 +1,4 @@
 // Keeps a page up to date (see src/live.mjs), shows how old it is, and shows times in the browser's time zone.
-'use strict';
 
 const main = document.querySelector('main[data-have]');
 const ago = document.querySelector('[data-age]');
@@ -33,7 +32,7 @@ function local(at) {
 }
 
 /** For span.js. */
-const idemqTimes = { local, utc };
+export const times = { local, utc };
 
 function showTimes(root) {
   for (const element of root.querySelectorAll('time[datetime]')) {

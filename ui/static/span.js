@@ -1,6 +1,6 @@
 // The time span of the page.  Dragging over a chart, or Shift with the arrow keys and then Enter, shows that span on the whole page.
 // The fields, the axes and the tables of charts show the browser's time zone (see refresh.js), and the address has UTC.
-'use strict';
+import { times } from './refresh.js';
 
 const NS = 'http://www.w3.org/2000/svg';
 const charts = () => [...document.querySelectorAll('figure.chart svg[data-begin]')];
@@ -90,7 +90,7 @@ document.addEventListener('keydown', (event) => {
     choose(svg, anchor, now);
   } else if (moves.includes(event.key) && event.shiftKey) {
     mark(svg, anchor, now);
-    const [from, to] = timesOf(svg, anchor, now).map((at) => idemqTimes.local(new Date(at)));
+    const [from, to] = timesOf(svg, anchor, now).map((at) => times.local(new Date(at)));
     svg.setAttribute('aria-valuetext', `Selected: ${from} to ${to}. Press Enter to show this time span.`);
   } else if (moves.includes(event.key)) { anchor = null; mark(null); }
 });
@@ -99,7 +99,7 @@ document.addEventListener('focusout', (event) => { if (event.target.matches?.('s
 // Time zones.
 
 /** The parts of a time in the zone of the page: the date, and the time of day. */
-const split = (at) => idemqTimes.local(at).split(' ');
+const split = (at) => times.local(at).split(' ');
 const texts = {
   minute: (at) => split(at)[1].slice(0, 5),
   clock: (at) => split(at)[1],
@@ -136,8 +136,8 @@ function entered(text) {
   const match = /^(\d{4})-(\d\d)-(\d\d)(?:[T ](\d\d):(\d\d)(?::(\d\d))?)?$/.exec(text.trim());
   if (!match) return text;
   const [year, month, day, hour, minute, second] = match.slice(1).map((part) => Number(part ?? 0));
-  const at = idemqTimes.utc() ? new Date(Date.UTC(year, month - 1, day, hour, minute, second)) : new Date(year, month - 1, day, hour, minute, second);
-  const back = idemqTimes.utc() ? at.getUTCDate() : at.getDate();
+  const at = times.utc() ? new Date(Date.UTC(year, month - 1, day, hour, minute, second)) : new Date(year, month - 1, day, hour, minute, second);
+  const back = times.utc() ? at.getUTCDate() : at.getDate();
   return Number.isNaN(at.getTime()) || back !== day ? text : iso(at);
 }
 
