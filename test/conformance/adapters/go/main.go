@@ -397,7 +397,6 @@ func handle(ctx context.Context, tx pgx.Tx, j *job) (json.RawMessage, error) {
 func hook(name string) { emit("effect", members{"token": nil, "name": name}) }
 
 var hooks = idemq.Hooks{
-	Started: func(context.Context, *idemq.Worker) error { hook("started"); return nil },
 	Around: func(ctx context.Context, j *idemq.JobHeader, next func(context.Context) error) error {
 		hook(fmt.Sprintf("around %d", j.ID))
 		return next(ctx)
@@ -405,7 +404,6 @@ var hooks = idemq.Hooks{
 	Failed: func(_ context.Context, j *idemq.JobHeader, f idemq.Failure) {
 		hook(fmt.Sprintf("failed %d %s %t", j.ID, f.Outcome, f.WillRetry))
 	},
-	Stopped: func(context.Context, *idemq.Worker, idemq.Outcomes) { hook("stopped") },
 }
 
 func work(c command) (any, error) {
@@ -425,6 +423,9 @@ func work(c command) (any, error) {
 			return nil, err
 		}
 	}
+	if o.UnknownKind != 0 {
+		return nil, unsupported
+	}
 	config, err := pgx.ParseConfig(os.Getenv("IDEMQ_DSN"))
 	if err != nil {
 		return nil, err
@@ -439,8 +440,7 @@ func work(c command) (any, error) {
 		options.Hooks = hooks
 	}
 	w := idemq.NewWorker(config, &options)
-	handler := &idemq.HandlerOptions{Concurrency: o.Concurrency, Batch: o.Batch, Lease: seconds(o.Lease), Timeout: seconds(o.Timeout),
-		UnknownKind: seconds(o.UnknownKind)}
+	handler := &idemq.HandlerOptions{Concurrency: o.Concurrency, Batch: o.Batch, Lease: seconds(o.Lease), Timeout: seconds(o.Timeout)}
 	kinds := o.Kinds
 	if kinds == nil {
 		kinds = []string{""}
@@ -456,8 +456,12 @@ func work(c command) (any, error) {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
-	outcomes, err := w.Run(ctx)
-	return outcomes, err
+	// Run begins and ends where the program says, so there are no hooks for that.
+	if o.Hooks {
+		hook("started")
+		defer hook("stopped")
+	}
+	return w.Run(ctx)
 }
 
 func main() {
