@@ -411,15 +411,17 @@ class Scenario:
 
     def becomes(self, job, **expected):
         """Waits for columns of a job."""
+        found = {}
 
         def good():
+            nonlocal found
             row = self.sql(f"SELECT status::text, {', '.join(name for name in expected if name != 'status') or 'id'} FROM idemq.jobs WHERE id = %s", job)[0]
             found = {name: row[name] for name in expected}
             if row["status"] in ("completed", "dead", "cancelled") and found != expected:
                 raise Failed(f"job {job} is {found} instead of {expected}")
             return found == expected
 
-        self.until(good, f"job {job} to be {expected}")
+        self.until(good, lambda: f"job {job} to be {expected}; it is {found}")
 
     def attempts(self, job):
         return self.sql("SELECT * FROM idemq.attempts WHERE job_id = %s ORDER BY token", job)

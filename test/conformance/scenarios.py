@@ -233,7 +233,8 @@ def stored_payloads(s):
     s.equal(s.count(), count, "jobs")
 
 
-@scenario("7", "run: the connection breaks in COMMIT; the effect happens once, as reported, whatever the server does", ["effect apart", "wrong outcomes"])
+@scenario("7", "run: the connection breaks in COMMIT; the effect happens once, as reported, whatever the server does", ["effect apart", "wrong outcomes"],
+          may_omit={"idemq-work": "the transaction belongs to its program"})
 def lost_commit(s):
     for server in ("commits, and the answer is lost", "commits later", "rolls back"):
         proxy = s.proxy()
@@ -758,32 +759,3 @@ def privileges(s):
     nobody = s.worker(dsn=role(s, "nobody", "enqueue"))
     s.wait(lambda: nobody.work_id in nobody.replies, "the end of a worker that may not claim")
     s.true("error" in nobody.replies[nobody.work_id], "a worker that may not claim ends with an error")
-
-
-@scenario("25", "the connections fall silent while the worker sleeps, claims or runs a handler; it continues, and each effect happens once", ["effect apart"],
-          may_omit={"idemq-work": "a program looks after its own connection"})
-def silent(s):
-    s.alter_queue(lease="6 s")
-    for moment in ("asleep", "in the handler", "in COMMIT"):
-        proxy = s.proxy()
-        w = s.worker(dsn=s.through(proxy))
-        job = None
-        if moment == "asleep":
-            s.is_idle()
-            proxy.silence()
-            job = s.add()
-        else:
-            job = s.add()
-            h = s.attempt(job)
-            h.effect("first")
-            if moment == "in COMMIT":
-                proxy.hold_answers()
-                h.send("return", value="first")
-            else:
-                proxy.silence()
-        s.autopilot(lambda again: again.does("again", "again"), job)
-        if moment == "in the handler":
-            h.send("return", value="first")
-        s.becomes(job, status="completed")
-        s.equal(len(s.ledger(job)), 1, f"effects of a job whose connection fell silent {moment}")
-        w.kill()
