@@ -152,7 +152,7 @@ ok((await said(page)).includes('1,000 jobs cancelled.') && await value("SELECT c
   && await value("SELECT pending FROM idemq.metrics WHERE queue = 'bulk'") === '1000', 'all that a filter finds, and no other', await said(page));
 ok(await value("SELECT sum(jobs) || ' in ' || count(*) FROM idemq.audit WHERE queue = 'bulk' AND action = 'cancel_many'") === '1000 in 2', 'in slices, with an entry each');
 // The second in which they are counted is over before one is met: it is asked all the same, and goes on.
-const questionOf = (seen) => String(surePage({ queue: { name: 'bulk' }, want: { name: 'cancel', doing: doings.cancel, tab: 'waiting', all: true, value: null },
+const questionOf = (seen) => String(surePage({ queue: { name: 'bulk' }, want: { name: 'cancel', doing: doings.cancel, tab: 'waiting', all: true, value: null, filter: {} },
   seen: { upto: '7', of: [], looked: 0, ...seen }, given: { kind: 'b' }, token: 't' }));
 for (const [seen, button] of [[{ jobs: 0, atLeast: true }, 'jobs not counted yet'], [{ jobs: 98000, atLeast: false }, '98,000 jobs']]) {
   const question = questionOf(seen);
