@@ -26,7 +26,7 @@ symlink $ENV{IDEMQ_NODE_MODULES}, "$ui/node_modules" or die "symlink: $!";
 my $node = new_server('ui');
 my (undef, $trouble) = reports('history.mjs', 17, [ 'node', '--max-old-space-size=160', "$ui/test/history.mjs" ]);
 is($trouble, '', 'history.mjs: and nothing else');
-(undef, $trouble) = reports('pages.mjs', 23, [ 'node', "$ui/test/pages.mjs" ]);
+(undef, $trouble) = reports('pages.mjs', 24, [ 'node', "$ui/test/pages.mjs" ]);
 is($trouble, '', 'pages.mjs: and nothing else');
 (undef, $trouble) = reports('flow.mjs', 27, [ 'node', "$ui/test/flow.mjs" ]);
 is($trouble, '', 'flow.mjs: and nothing else');

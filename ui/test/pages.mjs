@@ -60,6 +60,8 @@ const queue = (name, more = {}) => ({ queue: name, unfinished: null, max_unfinis
 const overview = (queues, more = {}) => String(overviewPage({ queues, last: '1h', all: null, of: () => null, health: null, troubles: [], filter: null, page: 1, ...more }, { writes: false }));
 const full = overview([queue('full', { unfinished: '3', max_unfinished: '3' }), queue('above', { unfinished: '12', max_unfinished: '9' }), queue('room', { unfinished: '9', max_unfinished: '10' }), queue('uncounted', { max_unfinished: '5' })]);
 tell(full.match(/full: \d+ unfinished jobs/g)?.sort().join() === 'full: 12 unfinished jobs,full: 3 unfinished jobs', 'full queues are marked, and no others', full);
+const review = text(overview([queue('undelivered', { is_dead_letter_queue: true, pending: '1' }), queue('empty', { is_dead_letter_queue: true, pending: '0' })]));
+tell(/Dead-letter queue undelivered has 1 job to review/.test(review) && !/queue empty has/.test(review), 'a dead-letter queue with jobs needs attention', review);
 const tenants = [...Array.from({ length: 1000 }, (_, i) => queue(`tenant-${i}`)), queue('tenant-dead', { dead: '7' }), queue('mail')];
 const folded = overview(tenants);
 tell(/tenant-\*/.test(folded) && /1,001 queues/.test(folded) && /1 with dead jobs/.test(folded) && folded.length < 60_000, '1,000 queues whose names begin alike are one row', folded.length);
