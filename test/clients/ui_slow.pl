@@ -133,7 +133,7 @@ foreach (['story.mjs', 68, @addresses, $pictures], ['jobs.mjs', 153, @addresses[
 	['screens.mjs', 75, @addresses, $proxied, $pictures, $flow], ['incident.mjs', 61, @addresses],
 	['flows.mjs', 49, @addresses[ 0, 1 ], page('looker', '--actions'), $pictures],
 	['limits.mjs', 42, @settings], ['schedules.mjs', 33, @settings],
-	['search.mjs', 46, @addresses[ 0, 2 ]], ['lists.mjs', 23, @addresses[ 0, 2 ]], ['site.mjs', 48, $site])
+	['search.mjs', 47, @addresses[ 0, 2 ]], ['lists.mjs', 23, @addresses[ 0, 2 ]], ['site.mjs', 48, $site])
 {
 	my ($part, $least, @arguments) = @$_;
 	my $started = time;
