@@ -91,6 +91,7 @@ ok(keyed[0] === start + point && keyed[1] === start + 32 * point, 'Enter shows i
 const asked = page.waitForRequest((request) => request.headers()['x-idemq-have'] !== undefined);
 const answer = await (await (await asked).response()).json();
 ok(answer.all === undefined && Object.keys(answer.parts).every((name) => !name.startsWith('chart') && name !== 'span-facts'), 'charts of a span that has ended are not sent again', JSON.stringify(Object.keys(answer.parts ?? answer)));
+await database.query("SELECT idemq.resume('orders')"); // another test has paused it
 await page.goto(`${base}/queue/orders?${before}`);
 await follow(page.getByRole('button', { name: 'Pause', exact: true }));
 await follow(page.locator('dialog').getByRole('button', { name: 'Pause queue orders' }));
