@@ -103,7 +103,7 @@ once:
 		TEST_TIMEOUT=$(or $(TEST_TIMEOUT),7200) CLIENTS='$(or $(CLIENTS),once flat)' $(TREE)/script/test clients
 conformance:
 	@CONFORMANCE_ADAPTER='$(ADAPTER)' CONFORMANCE_OMIT='$(OMIT)' CONFORMANCE_ONLY='$(ONLY)' CONFORMANCE_MUTANTS='$(MUTANTS)' \
-		TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) CLIENTS=conformance $(TREE)/script/test clients
+		CONFORMANCE_ALL=1 TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) CLIENTS=conformance $(TREE)/script/test clients
 fuzz:
 	@FUZZ_CALLS=$(or $(FUZZ_CALLS),100000) TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP=fuzz $(TREE)/script/test tap
 check-languages:

@@ -1,4 +1,5 @@
-# The scenarios of test/conformance: each client alone, then all clients mixed on one database; and each mutant, which must fail.
+# The scenarios of test/conformance: each client alone; with CONFORMANCE_ALL (make conformance) also all clients mixed on one database, and
+# each mutant, which must fail.
 # ADAPTER='cmd' instead of the clients (make conformance), OMIT='16 17', ONLY='1 6', MUTANTS=1: only the mutants.
 # slow: kills, leases and limits of time; fetches Go modules
 # takes long
@@ -35,9 +36,9 @@ else
 	if (!$ENV{CONFORMANCE_MUTANTS})
 	{
 		summary(conformance($node, 'alone', $least * @clients, @options));
-		summary(conformance($node, 'mixed', $least, '--mixed', @options));
+		summary(conformance($node, 'mixed', $least, '--mixed', @options)) if $ENV{CONFORMANCE_ALL};
 	}
-	conformance($node, 'mutants', $least, '--mutants', @options);
+	conformance($node, 'mutants', $least, '--mutants', @options) if $ENV{CONFORMANCE_ALL} || $ENV{CONFORMANCE_MUTANTS};
 }
 is_sql($node, q[SELECT * FROM idemq.check() WHERE severity = 'error'], '', 'every invariant holds');
 $node->stop;
