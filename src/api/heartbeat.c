@@ -54,8 +54,9 @@ beat_entry(int32 queue_id, int64 id, int64 token, int64 length)
 
 /*
  * Extends a lease that has no entry: adds an entry, or, if the table is full, writes the deadline
- * into the row.  begins: the worker is about to begin a job that it has claimed ahead.  Never waits: while another transaction holds the row, the attempt remains current
- * until that transaction commits.
+ * into the row.  Never waits: while another transaction holds the row, the attempt remains current
+ * until that transaction commits.  begins: the worker is about to begin a job that it has claimed
+ * ahead, which it may not do in a queue that is paused or held back.
  */
 static Outcome
 beat_by_row(int64 id, int64 token, int64 length, bool begins)
@@ -168,8 +169,8 @@ SQL_FUNCTION(idemq_sql_heartbeat)
 
 /*
  * heartbeat_many(ids, tokens, lease, end_waits, ahead) -> setof (id, token, outcome as heartbeat, or
- * blocked); 22004, 22023, 53400.  Leases that have entries are extended first, so that an error at the row of
- * another job, such as 53400 for a queue without a state, does not prevent this.
+ * blocked); 22004, 22023, 53400.  Leases that have entries are extended first, so that an error at
+ * the row of another job, such as 53400 for a queue without a state, does not prevent this.
  */
 SQL_FUNCTION(idemq_sql_heartbeat_many)
 {

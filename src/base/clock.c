@@ -10,7 +10,8 @@
  *
  * If the wall clock jumps ahead and is corrected, idemq_now() stays ahead until the server
  * restarts, because low-water marks of FIFO groups, among others, rely on a time that never goes
- * back.  A DBA can correct the times that were written meanwhile (doc/operations/clocks.md).
+ * back.  doc/operations/clocks.md says how a DBA corrects the times that were written while it was
+ * ahead.
  *
  * With idemq.test_clock, all of these clocks, and idemq_wall_now(), are ahead of the server's
  * clocks by the sum of the intervals passed to idemq.advance_clock (api/advance_clock.c).  Both

@@ -12,10 +12,11 @@
  *
  * Jobs ahead: a worker may claim more jobs than it can run at once.  It marks those that wait for a
  * free place, and removes the mark before it begins one.  If the lease of a marked job ends, the job
- * is released, and the attempt does not count (idemq_lease_begin_reap).  The mark is lost in a restart.
- * Both changes take effect at once.  A job that has begun never has the mark, because the worker
- * begins it only after the call that removes the mark has also renewed the lease.  Therefore a reaper
- * either sees no mark, or has made that call return stale.
+ * is released, and the attempt does not count (idemq_lease_begin_reap).  The mark is lost in a
+ * restart.  It changes at once, under the lock of the entry's partition.  A job that has begun never
+ * has the mark: the worker begins it only if the call that removed the mark has also renewed the
+ * lease, and a reaper that came first makes this call return stale.  If a reaper comes between the
+ * removal and the renewal, the job has not begun, but its attempt counts.
  *
  * Cancels: a cancel must write the job's row, and waits while a transaction of the worker holds it
  * (after assert_current, fence, checkpoint, or an early commit of the job).  So the cancel first
