@@ -17,6 +17,7 @@ from proxy import Proxy
 from sides import CANCEL, LATENCY, THROUGHPUT, Side, chosen
 
 WORK = pathlib.Path(os.environ["BENCH_WORK"])
+GO = WORK / "go/bench/bench"
 SERVER, POOLER, PROXIES = WORK / "server", WORK / "pooler", WORK / "proxies"
 PAYLOAD = os.environ["BENCH_PAYLOAD"]
 REDIS = os.environ.get("BENCH_REDIS", "")
@@ -121,7 +122,7 @@ def spec_of(side, jobs, samples, socket=None):
     client = "idemq-base" if side.base else "idemq"
     return json.dumps({
         "side": side.side, "client": client, "socket": socket, "wait": str(SERVER) if side.pooled else None,
-        "concurrency": side.concurrency, "batch": side.batch, "ahead": 0 if side.base else side.ahead, "outside": side.outside, "insert": side.insert,
+        "concurrency": side.concurrency, "batch": side.batch, "ahead": 0 if side.base else side.ahead, "outside": side.outside, "insert": side.insert, "shortest": side.shortest,
         "jobs": jobs, "warm": max(1, int(jobs * WARM)), "samples": samples, "rate": RATE,
     })
 
@@ -135,6 +136,10 @@ def python(call, spec, side):
     return Process(["/usr/bin/python3", str(WORK / "workers/python.py"), call, spec], {"PYTHONPATH": path, "BENCH_SIDE": side.side})
 
 
+def go(call, spec):
+    return Process([str(GO), call, spec])
+
+
 def worker(side, jobs, samples, socket=None):
     """The processes of a side that work."""
     spec = spec_of(side, jobs, samples, socket)
@@ -143,6 +148,8 @@ def worker(side, jobs, samples, socket=None):
         return [node("work", spec)]
     if side.program == "python":
         return [python("work", spec, side)]
+    if side.program == "go":
+        return [go("work", spec)]
     if side.program == "celery":
         return [Process(["celery", "-A", "python", "worker", "-c", str(side.concurrency), "-l", "ERROR"], its)]
     if side.program == "work":
@@ -184,8 +191,8 @@ def prepare(side, jobs, samples):
         # The search for jobs in flight that begins after a TRUNCATE, as after a restart.
         sql("SELECT idemq.reap('bench')")
         sql("VACUUM ANALYZE idemq.jobs")
-    elif side.program == "node":
-        node("prepare", spec_of(side, jobs, samples)).run.wait()
+    elif side.program in ("node", "go"):
+        (node if side.program == "node" else go)("prepare", spec_of(side, jobs, samples)).run.wait()
     else:
         redis().flushall()
         python("fill", spec_of(side, jobs, samples), side).run.wait()
@@ -213,7 +220,7 @@ def throughput(side, jobs, counted=None, socket=None):
     if side.program in ("sql", "work"):
         return by_commits(side, jobs, flushed, counted, socket)
     processes = worker(side, jobs, False, socket)
-    if side.program in ("node", "python"):
+    if side.program in ("node", "python", "go"):
         processes[0].until("warm")
         first = mark(side, processes, counted)
         processes[0].until("end")
@@ -228,7 +235,7 @@ def throughput(side, jobs, counted=None, socket=None):
         if side.insert and sql("SELECT count(*) FROM bench.effects")[0] != jobs:
             raise SystemExit(f"{side.name}: there are not as many effects as jobs")
     for each in processes:
-        each.end(signal.SIGTERM if side.own or side.program != "node" else signal.SIGKILL)
+        each.end(signal.SIGTERM if side.own or side.program not in ("node", "go") else signal.SIGKILL)
     soon("sessions end", lambda: sql("SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'")[0] <= 1)
     seconds, client, server, messages, turns = (after - before for before, after in zip(first, last))
     ran = jobs - warm
@@ -320,6 +327,8 @@ def there(side):
     """Whether what it needs could be had."""
     if side.side in ("bullmq", "celery", "rq") and not REDIS:
         return False
+    if side.program == "go":
+        return GO.exists()
     package = {"graphile": "graphile-worker", "boss": "pg-boss", "bullmq": "bullmq"}.get(side.side)
     if package:
         return (WORK / "node/node_modules" / package).exists()
@@ -329,7 +338,7 @@ def there(side):
 def with_base(sides):
     """Each of ours, and that of BASE before it."""
     for side in sides:
-        if BASE and side.own and side.program not in ("sql", "work"):
+        if BASE and side.own and side.program not in ("sql", "work", "go"):
             yield replace(side, name=f"base-{side.name}", base=True)
         yield side
 

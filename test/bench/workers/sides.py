@@ -10,7 +10,7 @@ class Side:
     """What ONLY says, or begins with."""
     title: str
     program: str
-    """node, python, work (idemq-work), celery, rq, or sql: handlers in the server."""
+    """node, python, go, work (idemq-work), celery, rq, or sql: handlers in the server."""
     side: str = "idemq"
     concurrency: int = 1
     batch: int = 1
@@ -22,6 +22,8 @@ class Side:
     """Its jobs are JOBS times that: a run takes some seconds."""
     ahead: int = 0
     """How many jobs it claims ahead."""
+    shortest: bool = False
+    """Of River: with the shortest intervals between fetches that it accepts, instead of its default ones."""
     beside: str = ""
     """Whose jobs a second its own are compared with."""
     base: bool = False
@@ -38,6 +40,14 @@ def node(name: str, title: str, weight: float, beside: str, **rest: object) -> S
 
 def python(name: str, title: str, weight: float, **rest: object) -> Side:
     return Side(f"python-{name}", f"Python {title}", "python", weight=weight, beside="celery-8", **rest)  # type: ignore[arg-type]
+
+
+def go(name: str, title: str, weight: float, beside: str, **rest: object) -> Side:
+    return Side(f"go-{name}", f"Go {title}", "go", weight=weight, beside=beside, **rest)  # type: ignore[arg-type]
+
+
+def river(name: str, title: str, weight: float, **rest: object) -> Side:
+    return Side(f"river-{name}", f"River, {title}", "go", "river", weight=weight, **rest)  # type: ignore[arg-type]
 
 
 def peer(name: str, title: str, side: str, weight: float, **rest: object) -> Side:
@@ -75,6 +85,23 @@ THROUGHPUT = [
     python("outside-8", "`run_outside`, 8 jobs at a time", 1.5, concurrency=8, outside="yes"),
     python("asyncio-100", "`run_outside`, 100 coroutines at a time", 3, concurrency=100, outside="asyncio"),
     python("asyncio-100-ahead", "`run_outside`, 100 coroutines at a time, 100 jobs claimed ahead", 3, concurrency=100, outside="asyncio", ahead=100),
+    go("run-10", "`Handle`, 10 jobs at a time", 2, "river-tx-10", concurrency=10),
+    go("run-10-insert", "`Handle`, 10 jobs at a time, one INSERT per job", 1.5, "river-tx-10-insert", concurrency=10, insert=True),
+    go("run-100", "`Handle`, 100 jobs at a time", 2, "river-tx-100", concurrency=100),
+    go("run-100-insert", "`Handle`, 100 jobs at a time, one INSERT per job", 1.5, "river-tx-100-insert", concurrency=100, insert=True),
+    go("batch-100", "`Handle`, batches of 100 jobs", 5, "river-tx-100", batch=100),
+    go("batch-100-insert", "`Handle`, batches of 100 jobs, one INSERT per job", 3, "river-tx-100-insert", batch=100, insert=True),
+    go("outside-10", "`HandleOutside`, 10 jobs at a time", 5, "river-10", concurrency=10, outside="yes"),
+    go("outside-100", "`HandleOutside`, 100 jobs at a time", 8, "river-100", concurrency=100, outside="yes"),
+    river("tx-10", "`JobCompleteTx`, 10 jobs at a time", 1, concurrency=10, shortest=True),
+    river("tx-10-insert", "`JobCompleteTx`, 10 jobs at a time, one INSERT per job", 1, concurrency=10, insert=True, shortest=True),
+    river("tx-100", "`JobCompleteTx`, 100 jobs at a time", 1, concurrency=100, shortest=True),
+    river("tx-100-insert", "`JobCompleteTx`, 100 jobs at a time, one INSERT per job", 1, concurrency=100, insert=True, shortest=True),
+    river("10", "10 jobs at a time", 1, concurrency=10, outside="yes", shortest=True),
+    river("100", "100 jobs at a time", 2, concurrency=100, outside="yes", shortest=True),
+    river("default-tx-100", "`JobCompleteTx`, 100 jobs at a time, default intervals", 0.5, concurrency=100),
+    river("default-10", "10 jobs at a time, default intervals", 0.05, concurrency=10, outside="yes"),
+    river("default-100", "100 jobs at a time, default intervals", 0.5, concurrency=100, outside="yes"),
     Side("celery-8", "Celery on Redis, 8 processes", "celery", "celery", concurrency=8, weight=1),
     Side("rq-8", "RQ on Redis, 8 processes", "rq", "rq", concurrency=8, weight=0.04),
     Side("sql-1", "SQL handler", "sql", weight=6),
