@@ -50,7 +50,7 @@ sub enqueue { return sql($node, "SELECT id FROM idemq.enqueue('q', '$_[0]')") }
 	my $pid = until_file('lost') + 0;
 	is_sql($node, "SELECT idemq.cancel($id)", 'cancelled', 'a job is cancelled');
 	($status, $said) = ended($runner);
-	like($said, qr/^idemq-work: q $id: the job (?:was|is being) cancelled, so the program is being stopped$/, 'a heartbeat finds out, and its runner says so');
+	like($said, qr/^idemq-work: q $id: the job (?:was|is being) cancelled, so the program is being stopped$/m, 'a heartbeat finds out, and its runner says so');
 	ok(!runs($pid), 'and its program is ended');
 }
 # As the first process of a container, which inherits what programs leave behind.
