@@ -88,10 +88,11 @@ cleanup() {
 }
 
 # start COMMAND...: in the background, in a process group of its own, so that all of it
-# ends with an interrupted script; $! is its pid.
+# ends with an interrupted script; $! is its pid.  It does not inherit descriptor 3, in which script/test keeps its own output: a
+# process that outlives its test would keep that pipe open, and whoever reads it would wait for its end.
 start() {
 	set -m
-	"$@" </dev/null &
+	"$@" </dev/null 3>&- &
 	set +m
 	children[$!]=$1
 }

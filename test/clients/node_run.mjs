@@ -271,7 +271,8 @@ test('hold_claimed busy, gone, failing, or not there', async () => {
     await proxied({}, async (proxy, to) => {
       assert.deepEqual(await drain(to, old, (job, db) => mark(db, old, job.id).then(() => {})), { committed: jobs });
       assert.ok(!proxy.log.some((what) => /hold/.test(what)));
-      assert.ok(proxy.messages <= 3 * jobs + 12, `${proxy.messages}`);
+      // A fourth message for each job would be 40 more.  On a busy machine, some claims are empty.
+      assert.ok(proxy.messages <= 3 * jobs + 30, `${proxy.messages}`);
     });
     assert.equal((await marksOf(old)).length, jobs);
   } finally {
