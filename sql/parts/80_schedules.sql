@@ -23,14 +23,14 @@ CREATE FUNCTION idemq.schedule(
 	headers jsonb DEFAULT NULL, expires_in interval DEFAULT NULL, kind text DEFAULT NULL)
 	RETURNS timestamptz LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.schedule(text, text, text, jsonb, text, int, text, int, jsonb, interval, text)
-	IS 'Enqueue one job at each tick of a cron expression or an interval. Creates or replaces the schedule with the given name, which is unique in the database and has up to 256 bytes. Returns the time of its next run, or NULL if it is paused. Raises 55000 if idemq.worker is off and no program calls idemq.tick(). Requires enqueue.
+	IS 'Enqueue one job at each tick of a cron expression or an interval. Creates or replaces the schedule with the given name, which is unique in the database and has up to 256 bytes. Returns the time of its next run, or NULL if it is paused. Raises 55000 if idemq.worker is off and no program calls idemq.tick(). Requires enqueue. A call that creates or changes the schedule is recorded in idemq.audit.
 - cron: cron expression with five fields, or an interval from 1 s to 24 h, for example ''every 10 s'', ''every 5 min'' or ''every 12 h''.
 - time_zone: time zone of the cron expression. An interval cannot have one, because its ticks are multiples of the interval since 1970-01-01 00:00 UTC.';
 
 CREATE FUNCTION idemq.unschedule(name text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.unschedule(text)
-	IS 'Drop a schedule. Jobs that it has enqueued remain. Returns false if there is no such schedule or you may not see it. Requires membership in the role that created the schedule, or admin.';
+	IS 'Drop a schedule. Jobs that it has enqueued remain. Returns false if there is no such schedule or you may not see it. Requires membership in the role that created the schedule, or admin. A call that drops the schedule is recorded in idemq.audit.';
 
 CREATE FUNCTION idemq.pause_schedule(name text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
@@ -299,13 +299,13 @@ CREATE FUNCTION idemq_internal.schedule_impl(
 DECLARE
 	now timestamptz := idemq.clock_timestamp();
 	queue_id int;
-	done_until timestamptz;
-	paused_at timestamptz;
+	old idemq_internal.schedule_entries;
+	made idemq_internal.schedule_entries;
 	role name := pg_get_userbyid(idemq_internal.caller());
 	most int := current_setting('idemq.max_schedules_per_role');
 	limited boolean := most >= 0 AND NOT pg_has_role(idemq_internal.caller(), current_user,
 		'USAGE');  -- the owner
-	made bigint;
+	of_role bigint;
 BEGIN
 	PERFORM idemq_internal.check_text('name', name, 256);
 	IF idemq_internal.next_tick(cron, time_zone, now) IS NULL THEN
@@ -335,6 +335,8 @@ BEGIN
 		PERFORM idemq_internal.refuse_schedule(name)
 			FROM idemq_internal.schedule_entries s
 				WHERE s.name = schedule_impl.name AND NOT idemq_internal.may_change(s);
+		SELECT s.* INTO old FROM idemq_internal.schedule_entries s
+			WHERE s.name = schedule_impl.name AND idemq_internal.may_change(s) FOR UPDATE;
 		-- Made again as it is, by a deployment perhaps, it does not lose the tick that is due now.
 		INSERT INTO idemq_internal.schedule_entries AS s (name, cron, queue_id, payload, time_zone,
 			priority,
@@ -354,22 +356,30 @@ BEGIN
 					ELSE now END,
 				done_until = CASE WHEN s.cron = excluded.cron AND s.time_zone = excluded.time_zone
 					THEN s.done_until ELSE now END
-			WHERE idemq_internal.may_change(s) RETURNING s.done_until, s.paused_at INTO done_until, paused_at;
+			WHERE idemq_internal.may_change(s) RETURNING s.* INTO made;
 		EXIT WHEN FOUND;
 	END LOOP;
 	IF limited THEN
-		made := (SELECT n
+		of_role := (SELECT n
 			FROM idemq_internal.latest('SELECT count(*) FROM idemq_internal.schedule_entries '
 			'WHERE created_by = $1 AND coalesce(created_by_oid = $2, true)', role,
 			idemq_internal.caller()) AS (n bigint));
-		IF made > most THEN
+		IF of_role > most THEN
 			RAISE EXCEPTION 'role "%" may have at most % schedules', role,
 				most USING ERRCODE = '53400',
 				HINT = 'Drop a schedule with idemq.unschedule, or raise idemq.max_schedules_per_role.';
 		END IF;
 	END IF;
-	RETURN CASE WHEN paused_at IS NULL
-		THEN idemq_internal.next_run(cron, time_zone, done_until) END;
+	-- A deployment that declares the schedule as it is leaves no row.
+	IF (old.cron, old.time_zone, old.queue_id, old.payload, old.priority, old.group_key,
+		old.max_attempts, old.headers, old.expires_in, old.kind, old.created_by)
+		IS DISTINCT FROM (made.cron, made.time_zone, made.queue_id, made.payload, made.priority,
+			made.group_key, made.max_attempts, made.headers, made.expires_in, made.kind,
+			made.created_by) THEN
+		PERFORM idemq_internal.audit_schedule('schedule', made);
+	END IF;
+	RETURN CASE WHEN made.paused_at IS NULL
+		THEN idemq_internal.next_run(cron, time_zone, made.done_until) END;
 END $$;
 
 -- Returns the row of a schedule, locked if the caller may change it, or NULL if there is none.
@@ -401,6 +411,7 @@ BEGIN
 		RETURN false;
 	ELSIF idemq_internal.may_change(s) THEN
 		DELETE FROM idemq_internal.schedule_entries e WHERE e.name = s.name;
+		PERFORM idemq_internal.audit_schedule('unschedule', s);
 		RETURN true;
 	END IF;
 	PERFORM idemq_internal.refuse_schedule(name)
@@ -425,12 +436,14 @@ BEGIN
 	RETURN s;
 END $$;
 
+-- The payload and the headers are not recorded, because pg_monitor may read the row.
 CREATE FUNCTION idemq_internal.audit_schedule(action text, s idemq_internal.schedule_entries,
 	job_id bigint DEFAULT NULL)
 	RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM idemq_internal.audit(action, q.queue_id, q.name,
-		jsonb_build_object('schedule', s.name), job_id)
+		CASE WHEN action = 'schedule' THEN jsonb_build_object('schedule', s.name, 'cron', s.cron,
+			'time_zone', s.time_zone) ELSE jsonb_build_object('schedule', s.name) END, job_id)
 		FROM idemq.queues q WHERE q.queue_id = s.queue_id;
 END $$;
 

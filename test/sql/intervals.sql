@@ -107,6 +107,8 @@ CALL idemq.tick();
 SELECT replace(key, to_char(now(), 'YYYY-MM-DD'), 'TODAY') AS key FROM idemq.jobs;
 -- A place is only a hint: if it is wrong, the row is found by name, and no other schedule runs.
 SELECT idemq.schedule('b', 'every 24 h', 'q', '1') > now() AS to_come;
+-- As a deployment repeats it: nothing changes, and the audit below has no row of it.
+SELECT idemq.schedule('b', 'every 24 h', 'q', '1') > now() AS to_come;
 CREATE VIEW places AS SELECT array_agg(ctid::text ORDER BY name) AS place FROM idemq_internal.schedule_entries;
 DELETE FROM idemq.jobs;
 SELECT miss('a', '10 days'), miss('b', '10 days');

@@ -127,10 +127,13 @@ sub page
 # The program that serves a page.
 sub program { return "$ui/bin/idemq-ui.mjs" }
 
-# part(file, least, arguments): runs a part of the test, which makes at least that many assertions.
+# part(file, least, arguments): runs a part of the test, which makes at least that many assertions.  UI_PARTS names the parts to run,
+# for ui/test/mutants.
 sub part
 {
 	my ($part, $least, @arguments) = @_;
+
+	return if $ENV{UI_PARTS} && index(" $ENV{UI_PARTS} ", " $part ") < 0;
 	my $started = time;
 	local @ENV{qw(HOME PGHOST PGPORT PGUSER PGDATABASE)} = ($tmp, $node->host, $node->port, 'postgres', 'postgres');
 
