@@ -257,6 +257,7 @@ export const queuesRefused = `
 export const audit = `
   SELECT a.id, a.at, a.session_role, a.role, a.actor, a.action, a.queue, a.job_id, a.jobs, left(a.details::text, 500) AS details
   FROM idemq.audit a WHERE ($1::bigint IS NULL OR a.id < $1) AND ($2::text IS NULL OR a.queue = $2)
+    AND ($3::timestamptz IS NULL OR a.at >= $3) AND ($4::timestamptz IS NULL OR a.at <= $4)
   ORDER BY a.id DESC LIMIT ${PAGE}`;
 
 export const check = 'SELECT severity, invariant, detail FROM idemq.check()';

@@ -85,7 +85,7 @@ export function scheduleRoutes(app, { database, allowed, security, contextOf, se
         const sent = { name, ...Object.fromEntries((adds ? names : touched(given)).flatMap((field) => [[field, entered(given, field) ?? ''], [`was_${field}`, given[`was_${field}`] ?? '']])) };
         const notes = [taken && `The schedule will enqueue its jobs with the privileges of role ${taken}.`].filter(Boolean);
         return await send(reply, changes.length === 0 ? 'No change' : adds ? 'Add this schedule?' : 'Change this schedule?', confirmPage({ subject: html`schedule <b class="whole">${name}</b>`, changes, notes, token: security.token(request.session), does: adds ? 'adds' : 'changes',
-          action: path, cancel: adds ? '/schedules' : addressOf(name), given: sent, verb: adds ? 'Add schedule' : 'Change', heads: ['Field', adds ? '' : 'Now', adds ? 'Value' : 'New'], audited: false, more: runsList(words, ticks) }), await contextOf(request, null));
+          action: path, cancel: adds ? '/schedules' : addressOf(name), given: sent, verb: adds ? 'Add schedule' : 'Change', heads: ['Field', adds ? '' : 'Now', adds ? 'Value' : 'New'], more: runsList(words, ticks) }), await contextOf(request, null));
       } catch (error) {
         return again(request, reply, given, adds, error);
       }

@@ -199,8 +199,10 @@ export async function makeServer({ database, writes = false, settings = false, l
   });
   app.get('/audit', async (request, reply) => {
     const [queue, before] = [text(request.query.queue), text(request.query.before)];
-    const rows = await database.query(queries.audit, [before && idOf(before), queue]);
-    return send(reply, 'Audit', auditPage(rows, queue), await contextOf(request, '/audit'));
+    const context = { ...await contextOf(request, '/audit'), spanned: true };
+    const { span } = context.times;
+    const rows = await database.query(queries.audit, [before && idOf(before), queue, ...(span ? [new Date(span.from), new Date(span.to)] : [null, null])]);
+    return send(reply, 'Audit', auditPage(rows, queue, span !== null), context);
   });
   app.get('/check', async (request, reply) => {
     const rows = request.query.run === '1' ? await database.patiently(queries.check) : null;

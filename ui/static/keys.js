@@ -1,7 +1,7 @@
 // Single-letter keyboard shortcuts.  The page /keys lists them, and can turn them off; "?" shows this page in a dialog.
 'use strict';
 
-const places = { o: '/', e: '/errors', r: '/running', w: '/workers', s: '/schedules', a: '/audit', c: '/check' };
+const places = { o: '/', e: '/errors', r: '/running', f: '/flows', w: '/workers', s: '/schedules', a: '/audit', c: '/check' };
 const off = () => localStorage.getItem('idemq-keys') === 'off';
 let after = '';
 

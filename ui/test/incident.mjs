@@ -96,6 +96,10 @@ await page.goto(`${base}/queue/orders?${before}`);
 await follow(page.getByRole('button', { name: 'Pause', exact: true }));
 await follow(page.locator('dialog').getByRole('button', { name: 'Pause queue orders' }));
 ok(spanOf(page).every(Boolean), 'an action leads back to the span', page.url());
+await page.goto(`${base}/audit?${before}`);
+const quiet = await said(page);
+await page.goto(`${base}/audit`);
+ok(/No entries of this time span/.test(quiet) && (await said(page)).includes('pause'), 'the audit shows the span', quiet);
 await database.query("SELECT idemq.resume('orders')");
 
 // In another time zone.

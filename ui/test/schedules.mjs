@@ -32,6 +32,7 @@ ok(runs.join() === ticks.map(({ at }) => at).join(), 'which are those of the dat
 ok(await stored(daily, 'cron') === undefined, 'nothing has been added yet');
 await follow(page.locator('dialog').getByRole('button', { name: 'Add schedule' }));
 ok(await stored(daily, 'cron') === '30 3 * * 1-5' && (await said(page)).includes('At 03:30 from Monday to Friday, Europe/Berlin time.') && (await page.locator('h1').innerText()).includes('<b>'), 'it is added', await said(page));
+ok((await database.query("SELECT count(*)::int AS n FROM idemq.audit WHERE action = 'schedule' AND details->>'schedule' = $1", [daily])).rows[0].n === 1, 'which is in the audit');
 
 // What the database refuses stays in the form.
 const plain = await open({ javaScriptEnabled: false });

@@ -39,9 +39,11 @@ await database.query("SELECT idemq.resume('desk'), idemq.create_queue('prefixed'
 await page.locator('tr', { hasText: 'prefixed' }).waitFor();
 ok(await page.locator('tr', { hasText: 'prefixed' }).locator('a').first().getAttribute('href') === '/idemq/db/shop/queue/prefixed', 'what is refreshed has the prefix');
 await database.query("SELECT idemq.drop_queue('prefixed')");
-await page.keyboard.press('g');
-await page.keyboard.press('e');
-await page.waitForURL(`${base}/errors`);
+for (const [key, path] of [['f', '/flows'], ['e', '/errors']]) {
+  await page.keyboard.press('g');
+  await page.keyboard.press(key);
+  await page.waitForURL(base + path);
+}
 await page.keyboard.press('/');
 await page.keyboard.type('queue:des');
 await page.getByRole('option', { name: 'queue:desk' }).click();

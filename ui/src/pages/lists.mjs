@@ -33,10 +33,10 @@ ${s.paused_at ? button(context, 'resume_schedule', 'Resume', { schedule: s.name 
     'No schedules are visible to you. Create one with idemq.schedule.')}`;
 }
 
-export function auditPage(rows, queue) {
+export function auditPage(rows, queue, spanned) {
   return html`${table('Audit', ['When', 'Who', 'Action', 'Queue', number('Job'), number('Jobs'), 'Details'], rows.map((a) => [
     when(a.at), html`<div>${a.actor && html`<div>${key(a.actor)}</div>`}<div class="${a.actor && 'small quiet'}">${a.role === a.session_role ? a.session_role : `${a.session_role} as ${a.role}`}</div></div>`, a.action, a.queue && key(a.queue), a.job_id && jobLink(a.job_id),
-    a.jobs === null ? '' : count(a.jobs), html`<code>${a.details}</code>`]), 'No entries are visible to you. Administrators of a queue see the changes made to it.')}
+    a.jobs === null ? '' : count(a.jobs), html`<code>${a.details}</code>`]), `No entries${spanned ? ' of this time span' : ''} are visible to you. Administrators of a queue see the changes made to it.`)}
 ${rows.length === page.size && more('/audit', { queue, before: rows.at(-1).id }, 'Older')}`;
 }
 
@@ -51,7 +51,7 @@ export function checkPage(rows) {
 
 const keys = [['/', 'go to the search box; so does Ctrl-K, even from a field'], ['↓ ↑', 'in the search box, mark a suggestion; Enter takes it, Escape closes the list'],
   ['j', 'go to the next row of a list; k goes to the previous row'], ['Enter', 'open the row'], ['x', 'select the job of the row, or deselect it'], ['n', 'go to the next page, or continue a search'],
-  ['g o', 'go to the overview'], ['g e', 'go to the errors; g r running jobs, g w workers, g s schedules, g a audit, g c check'],
+  ['g o', 'go to the overview'], ['g e', 'go to the errors; g r running jobs, g f flows, g w workers, g s schedules, g a audit, g c check'],
   ['p', 'pause the live updates of the page, or resume them'], ['u', 'show times in UTC, or in the time zone of this browser'],
   ['← →', 'in a chart, go to the previous or next value; Page Up and Page Down move by ten, Home and End go to the first and last value, Escape goes to now'],
   ['Shift ← →', 'in a chart, select a time span; Enter shows it on the whole page, Escape drops it'],

@@ -22,10 +22,10 @@ export function settingsForm(queue, groups, values, was, trouble) {
 }
 
 /** subject: what is changed; changes: {name, from, to}; given: the values to be sent again; action: where the form leads; cancel: where the user goes without the change. */
-export function confirmPage({ subject, changes, notes = [], token, action, cancel, given, verb = 'Change', does = 'changes', audited = true, heads = ['Setting', 'Now', 'New'], more = null }) {
+export function confirmPage({ subject, changes, notes = [], token, action, cancel, given, verb = 'Change', does = 'changes', heads = ['Setting', 'Now', 'New'], more = null }) {
   if (changes.length === 0) return html`<p class="why">The settings of ${subject} already have these values.</p><p><a class="button" href="${cancel}">Back to the form</a></p>`;
   const none = html`<span class="quiet">none</span>`;
-  return html`<p class="why">This ${does} ${subject}.${audited && ' The change is recorded in the audit log.'}</p>
+  return html`<p class="why">This ${does} ${subject}. The change is recorded in the audit log.</p>
 ${table('Changes', heads, changes.map(({ name, from, to }) => [html`<code>${name}</code>`, from === '' ? none : html`<span class="whole">${from}</span>`, to === '' ? none : html`<b class="whole">${to}</b>`]), '')}
 ${more}${notes.map((note) => html`<p class="quiet">${note}</p>`)}
 <form method="post" action="${action}" class="actions"><input type="hidden" name="csrf" value="${token}">${Object.entries(given).map(([name, value]) => html`<input type="hidden" name="${name}" value="${value}">`)}
