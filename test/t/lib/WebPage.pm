@@ -40,7 +40,8 @@ sub serve_pages
 	system('rm', '-rf', "$ui/node_modules") == 0 or die 'rm';
 	symlink $modules, "$ui/node_modules" or die "symlink: $!";
 
-	$node = new_server('ui', 'idemq.worker' => 'on');
+	# Each page has a pool of its own.
+	$node = new_server('ui', 'idemq.worker' => 'on', max_connections => 200);
 	# 500 of one cause among 100,000, and 80 of another.
 	sql($node, q{SELECT idemq.create_queue(name, max_attempts => 1, expect_workers => false) FROM unnest('{mail,orders,hostile,large}'::text[]) name;
 		SELECT idemq.create_queue('sms', retry_base => '1 h');
