@@ -2,8 +2,8 @@
 # what pages say (ui/test/pages.mjs), schedules in words (ui/test/cron.mjs), what pages say of flows
 # (ui/test/flow.mjs), the life of a job (ui/test/line.mjs), the terms of the search (ui/test/terms.mjs), whether the
 # server accepts each of its statements (ui/test/statements.mjs), that it shows nothing of encrypted documents
-# (ui/test/encrypted.mjs), and whether settings of the role change what it reads (ui/test/settings.mjs).  ui_slow.pl
-# tests the page itself.
+# (ui/test/encrypted.mjs), and whether settings of the role change what it reads (ui/test/settings.mjs).  ui_slow.pl and
+# ui_parts_slow.pl test the page itself.
 # at least 267 assertions
 
 use strict;
