@@ -52,7 +52,7 @@ func (f *fixture) terminate(times int) {
 			f.Fatal("there are no sessions to terminate")
 		}
 		time.Sleep(time.Duration(rand.Int63n(int64(80 * time.Millisecond))))
-		killed += value[int](f, "SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity WHERE application_name = 'idemq ' || $1 AND query <> '' AND query NOT LIKE 'SELECT who.pid%' ORDER BY random() LIMIT 1) AS s", f.queue)
+		killed += value[int](f, "SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'idemq ' || $1 AND query <> '' AND query NOT LIKE 'SELECT who.pid%' ORDER BY random() LIMIT 1) AS s", f.queue)
 	}
 }
 
@@ -273,7 +273,7 @@ func TestSilentConnections(t *testing.T) {
 			}
 			stop := f.running(w)
 			if where == "idle" {
-				f.until("SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = 'idemq ' || $1 AND query LIKE 'CALL idemq.wait%' AND state = 'active'", f.queue)
+				f.until("SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'idemq ' || $1 AND query LIKE 'CALL idemq.wait%' AND state = 'active'", f.queue)
 				silence()
 			}
 			f.enqueueMany(3)

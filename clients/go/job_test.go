@@ -52,7 +52,7 @@ func TestCancel(t *testing.T) {
 			return causeOf(causes)(ctx, tx, j)
 		}, &idemq.HandlerOptions{Concurrency: map[bool]int{true: 1, false: 2}[how == "full"]})
 		if how == "in a statement" {
-			f.until("SELECT count(*) > 0 FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(60)' AND application_name = 'idemq ' || $1", f.queue)
+			f.until("SELECT count(*) > 0 FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(60)' AND datname = current_database() AND application_name = 'idemq ' || $1", f.queue)
 			go func() { _, _ = f.pool.Exec(context.Background(), "SELECT idemq.cancel($1)", id) }()
 		} else if outcome, err := idemq.Cancel(context.Background(), f.pool, id); err != nil || outcome != idemq.OutcomeCancelled {
 			t.Fatal(outcome, err)

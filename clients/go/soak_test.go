@@ -114,7 +114,7 @@ func TestMischief(t *testing.T) {
 				time.Sleep(time.Millisecond)
 			}
 			sql := []string{
-				"SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity WHERE application_name = 'idemq ' || $1 AND query <> '' AND query NOT LIKE 'SELECT who.pid%' ORDER BY random() LIMIT 1) AS s",
+				"SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'idemq ' || $1 AND query <> '' AND query NOT LIKE 'SELECT who.pid%' ORDER BY random() LIMIT 1) AS s",
 				"SELECT count(idemq.revoke_lease(job_id)) FROM (SELECT job_id FROM idemq.running_jobs WHERE queue = $1 ORDER BY random() LIMIT 1) AS s",
 				"SELECT count(idemq.cancel(job_id)) FROM (SELECT job_id FROM idemq.running_jobs WHERE queue = $1 ORDER BY random() LIMIT 1) AS s",
 			}[[]int{0, 0, 0, 1, 1, 1, 1, 2}[n%8]]

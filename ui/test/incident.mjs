@@ -53,7 +53,8 @@ ok(open_.ok() && spanOf(plain)[1] !== null, 'a span without an end ends now, in 
 const page = await open({ viewport: { width: 1200, height: 900 } });
 await page.goto(base);
 const chart = page.locator('figure#chart-pending-jobs svg[data-begin]');
-await chart.scrollIntoViewIfNeeded();
+// scrollIntoViewIfNeeded would wait until the chart stands still, and a refresh may replace it meanwhile.
+await chart.evaluate((svg) => svg.scrollIntoView({ block: 'center' }));
 const drag = async (from, to) => {
   const box = await chart.boundingBox();
   const x = (share) => box.x + (box.width * (60 + 332 * share)) / 400;

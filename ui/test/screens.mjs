@@ -29,7 +29,8 @@ await page.goto(base);
 const done = page.locator('figure#chart-completed-and-failed');
 const chart = done.locator('svg[data-left]');
 const row = async (index) => (await done.locator('tbody tr').nth(index).locator('td').allInnerTexts());
-await chart.scrollIntoViewIfNeeded();
+// scrollIntoViewIfNeeded would wait until the chart stands still, and a refresh may replace it meanwhile.
+await chart.evaluate((svg) => svg.scrollIntoView({ block: 'center' }));
 const box = await chart.boundingBox();
 await page.mouse.move(box.x + (box.width * (60 + 332 / 2)) / 400, box.y + box.height / 2);
 const rowsOf = () => done.locator('tbody tr').evaluateAll((all) => all.map((one) => [...one.cells].map((cell) => cell.textContent)));
