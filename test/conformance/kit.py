@@ -276,7 +276,12 @@ class Proxy:
     def accept(self):
         client = self.listener.accept()[0]
         server = socket.socket(socket.AF_UNIX if self.to[0].startswith("/") else socket.AF_INET)
-        server.connect(f"{self.to[0]}/.s.PGSQL.{self.to[1]}" if self.to[0].startswith("/") else self.to)
+        try:
+            server.connect(f"{self.to[0]}/.s.PGSQL.{self.to[1]}" if self.to[0].startswith("/") else self.to)
+        except OSError:  # the server does not run
+            server.close()
+            client.close()
+            return
         with self.lock:
             self.pairs.append({"ends": (client, server), "held": set()})
 
@@ -321,21 +326,26 @@ class Proxy:
         self.hold(0, 1)
 
     def cut(self):
+        """Only the thread closes sockets, when it reads their end: select fails with one that another thread has closed."""
         with self.lock:
-            for pair in self.pairs[:]:
+            for pair in self.pairs:
                 for end in pair["ends"]:
                     try:
                         end.shutdown(socket.SHUT_RDWR)
                     except OSError:
                         pass
-                self.drop(pair)
-        os.write(self.wake[1], b"!")
 
     def close(self):
         self.closed = True
         self.cut()
+        os.write(self.wake[1], b"!")
         self.thread.join(10)
         self.listener.close()
+        with self.lock:
+            for pair in self.pairs[:]:
+                self.drop(pair)
+        for end in self.wake:
+            os.close(end)
 
 
 class Scenario:
