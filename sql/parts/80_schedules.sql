@@ -23,7 +23,8 @@ CREATE FUNCTION idemq.schedule(
 	headers jsonb DEFAULT NULL, expires_in interval DEFAULT NULL, kind text DEFAULT NULL)
 	RETURNS timestamptz LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.schedule(text, text, text, jsonb, text, int, text, int, jsonb, interval, text)
-	IS 'Enqueue one job at each tick of a cron expression or an interval. Creates or replaces the schedule with the given name, which is unique in the database and has up to 256 bytes. Returns the time of its next run, or NULL if it is paused. Raises 55000 if idemq.worker is off and no program calls idemq.tick(). Requires enqueue. A call that creates or changes the schedule is recorded in idemq.audit.
+	IS 'Enqueue one job at each tick of a cron expression or an interval. Creates or replaces the schedule with the given name, which is unique in the database and has up to 256 bytes. Returns the time of its next run, or NULL if it is paused. Raises 55000 if idemq.worker is off and no program calls idemq.tick(). Requires enqueue.
+- audit: a call that creates or changes the schedule is recorded in idemq.audit.
 - cron: cron expression with five fields, or an interval from 1 s to 24 h, for example ''every 10 s'', ''every 5 min'' or ''every 12 h''.
 - time_zone: time zone of the cron expression. An interval cannot have one, because its ticks are multiples of the interval since 1970-01-01 00:00 UTC.';
 

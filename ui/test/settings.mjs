@@ -20,7 +20,7 @@ async function read(database) {
   for (const name of ['overview', 'server', 'health', 'schedules', 'runningJobs', 'handlers', 'unattended']) await ask(name, queries[name]);
   await ask('queue', queries.queue, ['strange']);
   await ask('errors', queries.errors, [null]);
-  await ask('audit', queries.audit, [null, null]);
+  await ask('audit', queries.audit, [null, null, null, null]);
   for (const id of jobs) {
     for (const name of ['job', 'shown', 'attempts', 'steps']) await ask(`${name} ${id}`, jobQueries[name], [id]);
     await ask(`flow ${id}`, queries.flow, [id]);
