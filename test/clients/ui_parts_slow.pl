@@ -1,9 +1,9 @@
 # Further parts of the test of the web page in a headless browser, which expect the jobs as ui/test/jobs.sql and incident.sql leave them:
-# incident.mjs for the time span and the page of an error, schedules.mjs, search.mjs, lists.mjs for lists as CSV and by keyboard, and
-# site.mjs for a path prefix, several databases and themes.  ui_slow.pl has the others.
+# incident.mjs for the time span and the page of an error, schedules.mjs, search.mjs, lists.mjs for lists as CSV and by keyboard,
+# site.mjs for a path prefix, several databases and themes, and flows.mjs for flows.  ui_slow.pl has the others.
 # slow: needs npm and Chromium, which takes minutes
 # takes long
-# at least 212 assertions
+# at least 262 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -26,5 +26,6 @@ part('schedules.mjs', 33, @settings);
 part('search.mjs', 47, @addresses[ 0, 2 ]);
 part('lists.mjs', 23, @addresses[ 0, 2 ]);
 part('site.mjs', 48, $site);
+part('flows.mjs', 49, @addresses[ 0, 1 ], page('looker', '--actions'), pictures());
 end_pages();
 done_testing();

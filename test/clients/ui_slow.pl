@@ -1,11 +1,11 @@
 # The web page of ui/, in a headless browser: the story of doc/tutorials/night-on-call.md
 # end to end, what other pages and other roles may not do, and who can read it.  ui.pl tests the parts that need no browser, and
 # ui_parts_slow.pl the other parts of the browser's test.  Here they are ui/test/story.mjs, jobs.mjs for lists and jobs, screens.mjs for charts,
-# workers and the proxy, flows.mjs for flows, and limits.mjs for settings.  UI_PICTURES=dir keeps the pictures that README and
+# workers and the proxy, and limits.mjs for settings.  UI_PICTURES=dir keeps the pictures that README and
 # doc/operations show.
 # slow: needs npm and Chromium, which takes minutes
 # takes long
-# at least 400 assertions
+# at least 350 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -32,7 +32,6 @@ part(@$_)
 	[ 'story.mjs', 68, @addresses, pictures() ],
 	[ 'jobs.mjs', 153, @addresses[ 0, 1 ], page('looker', '--actions'), page('clerk', '--actions'), $proxied, pictures() ],
 	[ 'screens.mjs', 75, @addresses, $proxied, pictures(), big_flow() ],
-	[ 'flows.mjs', 49, @addresses[ 0, 1 ], page('looker', '--actions'), pictures() ],
 	[ 'limits.mjs', 42, @settings ]);
 
 # What takes longer than 2 s is ended, and the page says which; the rest of it is there.

@@ -1,7 +1,7 @@
 # CALL idemq.wait_for_room: every way to free room wakes a waiter, only as many waiters wake as there is room for, and room
 # that a waiter does not use is offered to the next one.
 # stops: wait_woken room_count
-# at least 48 assertions
+# at least 47 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -79,7 +79,8 @@ foreach (
 full(2);
 my $waiter = waiter($node, $call, $sleeping);
 sql($node, "SELECT idemq.recount()");
-is(asleep_count(), '1', 'a count that became unknown does not end the call');
+# The waiter may wake, count the jobs itself, and sleep again.
+until_true('a count that became unknown does not end the call', sub { asleep_count() eq '1' });
 sql($node, "SELECT idemq.drop_queue('q', force => true)");
 like(answer($waiter), qr/^(?:t|IQ005)$/, 'the end of the queue ends the call');
 full(2);

@@ -17,7 +17,7 @@ const list = (queue, parameters = {}) => `/queue/${queue}?${new URLSearchParams(
 const page = await open({ viewport: { width: 1200, height: 800 } });
 const heads = async () => (await page.locator('.scroll[aria-label="Jobs"] thead th').allInnerTexts()).map((head) => head.trim());
 const rowsOf = () => page.locator('.scroll[aria-label="Jobs"] tbody tr');
-const tabsOf = async () => Object.fromEntries((await page.locator('.tabs a').allInnerTexts()).map((tab) => tab.trim().split(/\s+/)));
+const tabsOf = async () => Object.fromEntries((await page.locator('#jobs .tabs a').allTextContents()).map((tab) => tab.trim().split(/\s+/)));
 // A page looks for jobs for a second, which a busy machine may take away: then it is asked again.
 const whole = async (rows) => {
   let again = 0;
@@ -85,7 +85,7 @@ ok(looked === 1, 'one of 100,000 is found by its payload', await said(page));
 ok(await find('post', 'all', { key: 'big' }) === 1 && /\d+ kB, not read/.test(await said(page)), 'a payload that is too large is not read', await said(page));
 ok(await find('post', 'waiting', { since: '2020-01-01T00:00' }, 50) === 50 && await find('post', 'waiting', { until: '2020-01-01T00:00' }) === 0
   && await find('post', 'all', { since: '2090-01-01T00:00', kind: 'letter' }) === 0, 'and a time', await said(page));
-ok(await find('post', 'waiting', { kind: 'letter', key: 'letter-2026-11-24-order-1800', payload: '{"language": "de"}' }) === 4 && (await page.locator('.tabs a').first().getAttribute('href')).includes('kind=letter'),
+ok(await find('post', 'waiting', { kind: 'letter', key: 'letter-2026-11-24-order-1800', payload: '{"language": "de"}' }) === 4 && (await page.locator('#jobs .tabs a').first().getAttribute('href')).includes('kind=letter'),
   'several together, and the tabs keep them', await said(page));
 
 // Several are chosen, and asked about; a role sees what it did in the audit.
